@@ -1,0 +1,5 @@
+"""`python -m ttftprof` is the program `ttftprof`."""
+
+from ttftprof.cli import main
+
+main()

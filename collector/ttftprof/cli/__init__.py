@@ -1,0 +1,64 @@
+"""The command line: one subcommand a file; errors are caught once, here."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from ttftprof import __version__
+from ttftprof.errors import TtftprofError
+
+# name -> module; imported when asked for, so that `record` arms without loading the reports.
+_COMMANDS = {
+    "record": "ttftprof.cli.record",
+    "report": "ttftprof.cli.report",
+    "dump": "ttftprof.cli.dump",
+    "doctor": "ttftprof.cli.doctor",
+}
+
+
+class _Lazy(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        module = _COMMANDS.get(cmd_name)
+        if module is None:
+            return None
+        command: click.Command = importlib.import_module(module).command
+        return command
+
+
+@click.command(
+    cls=_Lazy,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Start with:  sudo ttftprof record   (switch the model, Ctrl-C)   "
+    "then  ttftprof report FILE",
+)
+@click.version_option(__version__, prog_name="ttftprof")
+def cli() -> None:
+    """Where the first token went, after a local LLM server switched models."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the program; a known error prints two lines and sets the exit code."""
+    try:
+        result: Any = cli.main(args=arguments, prog_name="ttftprof", standalone_mode=False)
+        sys.exit(result if isinstance(result, int) else 0)
+    except TtftprofError as error:
+        click.echo(f"ttftprof: {error.message}", err=True)
+        if error.next_step:
+            click.echo(f"  next: {error.next_step}", err=True)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`): nothing to say, nothing wrong.
+        sys.stderr.close()
+        sys.exit(0)

@@ -1,0 +1,252 @@
+"""`ttftprof record`: watches a server while its model is switched, and writes what happened."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from ttftprof import target as targets
+from ttftprof.clock import NS_PER_S, now_ns
+from ttftprof.errors import NotPermitted, OutputError, TtftprofError, UsageError
+from ttftprof.kernel.session import Settings
+from ttftprof.recorder import Limits, Progress, Recorder
+from ttftprof.recording import Writer
+
+
+@click.command(
+    "record",
+    context_settings={"ignore_unknown_options": False},
+    epilog="Examples:  sudo ttftprof record        sudo ttftprof record --port 8080 --first-tokens 1 "
+    "       sudo ttftprof record -- llama-server -m model.gguf",
+)
+@click.option("--pid", type=int, help="Record this process and all below it.")
+@click.option("--port", type=int, help="Record the server that listens on this TCP port.")
+@click.option("--name", help="Record the server with this process name.")
+@click.option("--unit", help="Record the processes of this systemd unit.")
+@click.option("--container", help="Record the processes of this container (id or Docker name).")
+@click.option("--cgroup", help="Record the processes of this control group.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write "
+              "(default: ttftprof-DATE-TIME.ttft).")
+@click.option("--force", is_flag=True, help="Replace the output file if it exists.")
+@click.option("--duration", type=float, metavar="S", help="Stop after this many seconds.")
+@click.option("--first-tokens", type=click.IntRange(1), metavar="N",
+              help="Stop once N requests have got their first token.")
+@click.option("--ready-file", type=click.Path(path_type=Path),
+              help="Created once every probe is armed (for scripts).")
+@click.option("--min-file-mb", type=float, default=1.0, show_default=True,
+              help="Files smaller than this are not followed one by one.")
+@click.option("--ring-kb", type=int, default=8192, show_default=True,
+              help="Size of the kernel's event buffer; a power of two.")
+@click.option("-q", "--quiet", is_flag=True, help="No live line.")
+@click.argument("command_line", nargs=-1, type=click.UNPROCESSED)
+def command(
+    pid: int | None,
+    port: int | None,
+    name: str | None,
+    unit: str | None,
+    container: str | None,
+    cgroup: str | None,
+    output: Path | None,
+    force: bool,
+    duration: float | None,
+    first_tokens: int | None,
+    ready_file: Path | None,
+    min_file_mb: float,
+    ring_kb: int,
+    quiet: bool,
+    command_line: tuple[str, ...],
+) -> int:
+    """Record a server while it switches models.
+
+    Name the server with ONE of the options below or a command after `--`; with none, the inference
+    servers that run here are looked for. Start it before the switch, switch the model as usual,
+    then press Ctrl-C. The server is not touched.
+    """
+    named = {"--pid": pid, "--port": port, "--name": name, "--unit": unit,
+             "--container": container, "--cgroup": cgroup}
+    chosen = [option for option, value in named.items() if value is not None]
+    if len(chosen) + bool(command_line) > 1:
+        raise UsageError(
+            f"{' and '.join([*chosen, *(['a command'] if command_line else [])])} name two targets",
+            "give one of them",
+        )
+    if os.geteuid() != 0:
+        raise NotPermitted(
+            "recording needs the kernel's probes, and those need root",
+            "sudo ttftprof record …   (`ttftprof doctor` tells what works without)",
+        )
+    path = output or Path(time.strftime("ttftprof-%Y%m%d-%H%M%S.ttft"))
+    settings = Settings(
+        min_file_bytes=int(min_file_mb * (1 << 20)), event_ring_bytes=_ring_bytes(ring_kb)
+    )
+    child = _Gate.spawn(command_line) if command_line else None
+    try:
+        target = _find(named, child)
+        _say(f"recording {target.how}")
+        limits = Limits(
+            duration_ns=int(duration * NS_PER_S) if duration is not None else None,
+            first_tokens=first_tokens,
+            command_pid=child.pid if child else None,
+        )
+        writer = Writer(path, overwrite=force)
+        return _record(writer, target, settings, limits, ready_file, child, quiet)
+    except BaseException:
+        if child:
+            child.kill()
+        raise
+
+
+def _find(named: dict[str, object], child: _Gate | None) -> targets.Target:
+    if child:
+        return targets.by_pid(child.pid)
+    if named["--pid"] is not None:
+        return targets.by_pid(int(str(named["--pid"])))
+    if named["--port"] is not None:
+        return targets.by_port(int(str(named["--port"])))
+    if named["--name"] is not None:
+        return targets.by_name(str(named["--name"]))
+    if named["--unit"] is not None:
+        return targets.by_unit(str(named["--unit"]))
+    if named["--container"] is not None:
+        return targets.by_container(str(named["--container"]))
+    if named["--cgroup"] is not None:
+        return targets.by_cgroup(str(named["--cgroup"]))
+    return targets.discover()
+
+
+def _ring_bytes(ring_kb: int) -> int:
+    size = ring_kb << 10
+    if size < os.sysconf("SC_PAGE_SIZE") or size & (size - 1):
+        raise UsageError(f"--ring-kb {ring_kb} is no power of two of at least one page", "try 8192")
+    return size
+
+
+def _record(
+    writer: Writer,
+    target: targets.Target,
+    settings: Settings,
+    limits: Limits,
+    ready_file: Path | None,
+    child: _Gate | None,
+    quiet: bool,
+) -> int:
+    live = _LiveLine(enabled=not quiet and sys.stderr.isatty())
+    recorder = Recorder(writer, target, settings, limits, live.show, _say)
+    try:
+        recorder.handle_signals()
+        recorder.arm()
+    except TtftprofError:
+        writer.abandon()
+        writer.path.unlink(missing_ok=True)  # nothing was recorded
+        raise
+    for state in recorder.session.states.values():
+        if state.state != "ok":
+            _say(f"{state.name} is {state.state}: {state.reason}; {state.lost}")
+    if ready_file:
+        ready_file.touch()
+    if child:
+        child.release()
+    try:
+        why = recorder.run()
+        live.clear()
+        recorder.finish(why)
+    except OutputError:
+        live.clear()
+        writer.abandon()
+        raise
+    _say(f"{why}; {recorder.progress.requests} request(s) in {writer.path}")
+    _say(f"next: ttftprof report {writer.path}")
+    return child.result() if child else 0
+
+
+def _say(text: str) -> None:
+    click.echo(f"ttftprof: {text}", err=True)
+
+
+class _LiveLine:
+    """One line on the terminal, redrawn at most ten times a second."""
+
+    def __init__(self, enabled: bool) -> None:
+        self._enabled = enabled
+        self._last_ns = 0
+
+    def show(self, progress: Progress) -> None:
+        now = now_ns()
+        if not self._enabled or now - self._last_ns < NS_PER_S // 10:
+            return
+        self._last_ns = now
+        seconds = (now - progress.started_ns) / NS_PER_S
+        megabytes = progress.storage_bytes / 1e6
+        sys.stderr.write(
+            f"\r\x1b[K● {seconds:6.1f} s  {progress.requests} request(s), "
+            f"{progress.first_tokens} first token(s), {megabytes:,.0f} MB from storage, "
+            f"{progress.stage}  (Ctrl-C ends)"
+        )
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        if self._enabled:
+            sys.stderr.write("\r\x1b[K")
+
+
+class _Gate:
+    """A command that waits, already forked, until the probes are armed.
+
+    Under sudo it runs as the user who called sudo, not as root.
+    """
+
+    def __init__(self, pid: int, gate: int) -> None:
+        self.pid = pid
+        self._gate = gate
+        self._status: int | None = None
+
+    @classmethod
+    def spawn(cls, command_line: tuple[str, ...]) -> _Gate:
+        gate_r, gate_w = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(gate_w)
+            if os.read(gate_r, 1) != b"g":
+                os._exit(125)
+            try:
+                _become_caller()
+                os.execvp(command_line[0], command_line)
+            except OSError as error:
+                os.write(2, f"ttftprof: {command_line[0]}: {os.strerror(error.errno)}\n".encode())
+                os._exit(127)
+        os.close(gate_r)
+        return cls(pid, gate_w)
+
+    def release(self) -> None:
+        os.write(self._gate, b"g")
+        os.close(self._gate)
+
+    def kill(self) -> None:
+        """Ends a command that was never released (or is still running after a failure)."""
+        try:
+            os.kill(self.pid, 15)
+            os.waitpid(self.pid, 0)
+        except (ProcessLookupError, ChildProcessError):
+            return
+
+    def result(self) -> int:
+        """The command's exit code; one that still runs is asked to end."""
+        done, status = os.waitpid(self.pid, os.WNOHANG)
+        if done == 0:
+            os.kill(self.pid, 15)
+            _, status = os.waitpid(self.pid, 0)
+            return 0
+        code = os.waitstatus_to_exitcode(status)
+        return code if code >= 0 else 128 - code
+
+
+def _become_caller() -> None:
+    uid, gid, user = (os.environ.get(k) for k in ("SUDO_UID", "SUDO_GID", "SUDO_USER"))
+    if os.geteuid() == 0 and uid and gid and user:
+        os.initgroups(user, int(gid))
+        os.setgid(int(gid))
+        os.setuid(int(uid))

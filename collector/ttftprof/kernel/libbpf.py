@@ -1,0 +1,239 @@
+"""A thin ctypes layer on libbpf.so.1, and the few bpf(2) commands it does not need.
+
+It keeps libbpf's names. Every failure becomes a `BpfError` with the errno and libbpf's last words;
+nothing is printed.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import ctypes.util
+import errno
+import os
+import platform
+from functools import lru_cache
+from pathlib import Path
+
+from ttftprof.errors import Unsupported
+
+Pointer = c.c_void_p
+
+BTF_KIND_TYPEDEF = 8
+_BPF_MAP_LOOKUP_ELEM = 1
+_BPF_MAP_UPDATE_ELEM = 2
+_BPF_MAP_DELETE_ELEM = 3
+_BPF_ENABLE_STATS = 32
+_NR_BPF = {"x86_64": 321, "aarch64": 280}
+_NR_PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
+
+
+class BpfError(OSError):
+    """A refused libbpf or bpf(2) call. `errno` is the kernel's; `detail` libbpf's last lines."""
+
+    def __init__(self, what: str, number: int, detail: str = "") -> None:
+        super().__init__(number, f"{what}: {os.strerror(number)}")
+        self.detail = detail
+
+
+class UprobeOpts(c.Structure):
+    _fields_ = (
+        ("sz", c.c_size_t),
+        ("ref_ctr_offset", c.c_size_t),
+        ("bpf_cookie", c.c_uint64),
+        ("retprobe", c.c_bool),
+        ("func_name", c.c_char_p),
+        ("attach_mode", c.c_int),
+    )
+
+
+_messages: list[str] = []
+_PRINT = c.CFUNCTYPE(c.c_int, c.c_int, c.c_char_p, c.c_void_p)
+_libc = c.CDLL(None, use_errno=True)
+
+
+@_PRINT
+def _keep_message(level: int, fmt: bytes, args: int) -> int:
+    """libbpf formats with a va_list; vsnprintf takes it as it comes."""
+    if level > 1:  # debug
+        return 0
+    buffer = c.create_string_buffer(4096)
+    _libc.vsnprintf(buffer, c.c_size_t(len(buffer)), c.c_char_p(fmt), c.c_void_p(args))
+    _messages.append(buffer.value.decode(errors="replace").rstrip())
+    del _messages[:-40]
+    return 0
+
+
+_SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
+    "libbpf_version_string": (c.c_char_p, ()),
+    "libbpf_set_print": (Pointer, (_PRINT,)),
+    "bpf_object__open_file": (Pointer, (c.c_char_p, Pointer)),
+    "bpf_object__load": (c.c_int, (Pointer,)),
+    "bpf_object__close": (None, (Pointer,)),
+    "bpf_object__find_map_by_name": (Pointer, (Pointer, c.c_char_p)),
+    "bpf_object__next_map": (Pointer, (Pointer, Pointer)),
+    "bpf_object__next_program": (Pointer, (Pointer, Pointer)),
+    "bpf_map__fd": (c.c_int, (Pointer,)),
+    "bpf_map__name": (c.c_char_p, (Pointer,)),
+    "bpf_map__reuse_fd": (c.c_int, (Pointer, c.c_int)),
+    "bpf_map__set_max_entries": (c.c_int, (Pointer, c.c_uint32)),
+    "bpf_map__initial_value": (Pointer, (Pointer, c.POINTER(c.c_size_t))),
+    "bpf_program__name": (c.c_char_p, (Pointer,)),
+    "bpf_program__section_name": (c.c_char_p, (Pointer,)),
+    "bpf_program__set_autoload": (c.c_int, (Pointer, c.c_bool)),
+    "bpf_program__fd": (c.c_int, (Pointer,)),
+    "bpf_program__attach": (Pointer, (Pointer,)),
+    "bpf_program__attach_iter": (Pointer, (Pointer, Pointer)),
+    "bpf_program__attach_perf_event": (Pointer, (Pointer, c.c_int)),
+    "bpf_program__attach_uprobe_opts": (
+        Pointer,
+        (Pointer, c.c_int, c.c_char_p, c.c_size_t, c.POINTER(UprobeOpts)),
+    ),
+    "bpf_iter_create": (c.c_int, (c.c_int,)),
+    "bpf_link__fd": (c.c_int, (Pointer,)),
+    "bpf_link__destroy": (c.c_int, (Pointer,)),
+    "btf__load_vmlinux_btf": (Pointer, ()),
+    "btf__find_by_name_kind": (c.c_int32, (Pointer, c.c_char_p, c.c_uint32)),
+    "btf__free": (None, (Pointer,)),
+}
+
+
+@lru_cache(1)
+def library() -> c.CDLL:
+    """libbpf.so.1 with its signatures declared.
+
+    Raises `Unsupported` where it is missing.
+    """
+    try:
+        lib = c.CDLL("libbpf.so.1", use_errno=True)
+    except OSError as error:
+        raise Unsupported(
+            "libbpf.so.1 is not installed", next_step="apt-get install libbpf1"
+        ) from error
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(lib, name)
+        function.restype = result
+        function.argtypes = arguments
+    lib.libbpf_set_print(_keep_message)
+    return lib
+
+
+def last_words() -> str:
+    """libbpf's last complaint that says more than that something failed."""
+    telling = [m for m in _messages if "BEGIN PROG LOAD LOG" not in m and "-- END" not in m]
+    return telling[0].removeprefix("libbpf: ") if telling else ""
+
+
+def forget_words() -> None:
+    _messages.clear()
+
+
+def checked(what: str, result: int) -> int:
+    """Raises `BpfError` for libbpf's negative errno returns."""
+    if result < 0:
+        raise BpfError(what, -result, last_words())
+    return result
+
+
+def present(what: str, pointer: int | None) -> Pointer:
+    """Raises `BpfError` for a null pointer, whose reason is in errno."""
+    if not pointer:
+        raise BpfError(what, c.get_errno() or errno.EINVAL, last_words())
+    return Pointer(pointer)
+
+
+class _MapAttr(c.Structure):
+    _fields_ = (
+        ("map_fd", c.c_uint32),
+        ("pad", c.c_uint32),
+        ("key", c.c_uint64),
+        ("value", c.c_uint64),
+        ("flags", c.c_uint64),
+    )
+
+
+def _bpf(command: int, attr: c.Structure) -> int:
+    number = _NR_BPF[platform.machine()]
+    return int(_libc.syscall(number, command, c.byref(attr), c.sizeof(attr)))
+
+
+def _map_call(command: int, fd: int, key: bytes | None, value: c.Array[c.c_char] | None) -> None:
+    key_buffer = c.create_string_buffer(key, len(key)) if key is not None else None
+    attr = _MapAttr(
+        map_fd=fd,
+        key=c.addressof(key_buffer) if key_buffer is not None else 0,
+        value=c.addressof(value) if value is not None else 0,
+    )
+    if _bpf(command, attr) < 0:
+        raise BpfError("bpf map", c.get_errno())
+
+
+def map_update(fd: int, key: bytes, value: bytes) -> None:
+    _map_call(_BPF_MAP_UPDATE_ELEM, fd, key, c.create_string_buffer(value, len(value)))
+
+
+def map_delete(fd: int, key: bytes) -> None:
+    _map_call(_BPF_MAP_DELETE_ELEM, fd, key, None)
+
+
+def map_lookup(fd: int, key: bytes, size_bytes: int) -> bytes:
+    value = c.create_string_buffer(size_bytes)
+    _map_call(_BPF_MAP_LOOKUP_ELEM, fd, key, value)
+    return value.raw
+
+
+class _StatsAttr(c.Structure):
+    _fields_ = (("type", c.c_uint32),)
+
+
+def enable_stats() -> int:
+    """A descriptor; while it is open the kernel times every BPF program (5.8)."""
+    fd = _bpf(_BPF_ENABLE_STATS, _StatsAttr(type=0))
+    if fd < 0:
+        raise BpfError("bpf statistics", c.get_errno())
+    return fd
+
+
+def program_cost(fd: int) -> tuple[int, int]:
+    """(runs, ns) the kernel counted for a program while statistics were on."""
+    fields = dict(
+        line.split(":\t", 1)
+        for line in Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines()
+        if ":\t" in line
+    )
+    return int(fields.get("run_cnt", 0)), int(fields.get("run_time_ns", 0))
+
+
+class _PerfAttr(c.Structure):
+    # struct perf_event_attr, first published size plus what the fields below need
+    _fields_ = (
+        ("type", c.c_uint32),
+        ("size", c.c_uint32),
+        ("config", c.c_uint64),
+        ("sample", c.c_uint64),
+        ("sample_type", c.c_uint64),
+        ("read_format", c.c_uint64),
+        ("flags", c.c_uint64),
+        ("rest", c.c_uint64 * 8),
+    )
+
+
+_PERF_TYPE_SOFTWARE = 1
+_PERF_COUNT_SW_CPU_CLOCK = 0
+_PERF_FLAG_FREQ = 1 << 10
+_PERF_FLAG_FD_CLOEXEC = 8
+
+
+def open_clock_event(cpu: int, hz: int) -> int:
+    """A perf descriptor that ticks `hz` times a second on one CPU, whoever runs there."""
+    attr = _PerfAttr(
+        type=_PERF_TYPE_SOFTWARE,
+        size=c.sizeof(_PerfAttr),
+        config=_PERF_COUNT_SW_CPU_CLOCK,
+        sample=hz,
+        flags=_PERF_FLAG_FREQ,
+    )
+    number = _NR_PERF_EVENT_OPEN[platform.machine()]
+    fd = int(_libc.syscall(number, c.byref(attr), -1, cpu, -1, _PERF_FLAG_FD_CLOEXEC))
+    if fd < 0:
+        raise BpfError("perf_event_open", c.get_errno())
+    return fd

@@ -1,0 +1,108 @@
+"""Reads BPF ring buffers straight from their mapped memory.
+
+`EventRing` holds fixed 64-byte records (8 bytes of header, 56 of event) that never wrap, so a drain
+is one numpy copy. `TextRing` holds records of any length and is walked. Layout: the kernel's
+kernel/bpf/ringbuf.c; the data pages are mapped twice in a row, so that no record is ever split.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import mmap
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ttftprof.events import EVENT, TEXT, Records
+
+PAGE_BYTES = mmap.PAGESIZE
+HEADER_BYTES = 8
+_BUSY = 1 << 31
+_DISCARD = 1 << 30
+_RECORD = np.dtype([("length", "<u4"), ("page", "<u4"), ("event", EVENT)])
+_FIXED = HEADER_BYTES + EVENT.itemsize
+
+
+class _Ring:
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        self.fd = fd
+        self.size_bytes = size_bytes
+        self._consumer_map = mmap.mmap(fd, PAGE_BYTES, mmap.MAP_SHARED)
+        self._producer_map = mmap.mmap(
+            fd, PAGE_BYTES + 2 * size_bytes, mmap.MAP_SHARED, mmap.PROT_READ, offset=PAGE_BYTES
+        )
+        self._consumer = np.frombuffer(self._consumer_map, "<u8", 1)
+        self._producer = np.frombuffer(self._producer_map, "<u8", 1)
+
+    def waiting_bytes(self) -> int:
+        return int(self._producer[0] - self._consumer[0])
+
+    def _span(self) -> tuple[int, int]:
+        """(offset of the first unread byte in the data, unread bytes)."""
+        consumed = int(self._consumer[0])
+        return consumed & (self.size_bytes - 1), int(self._producer[0]) - consumed
+
+    def _advance(self, length: int) -> None:
+        self._consumer[0] += np.uint64(length)
+
+
+class EventRing(_Ring):
+    """A ring of `struct event` only."""
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        super().__init__(fd, size_bytes)
+        count = 2 * size_bytes // _FIXED
+        self._records = np.frombuffer(self._producer_map, _RECORD, count, offset=PAGE_BYTES)
+
+    def drain(self) -> Records:
+        """All finished records, copied out, in the order they were begun; may be empty."""
+        offset, length = self._span()
+        first = offset // _FIXED
+        batch = self._records[first : first + length // _FIXED]
+        unfinished = np.flatnonzero(batch["length"] & np.uint32(_BUSY))
+        if len(unfinished):
+            batch = batch[: unfinished[0]]
+        kept = batch["event"].copy()
+        if np.any(batch["length"] & np.uint32(_DISCARD)):
+            kept = kept[(batch["length"] & np.uint32(_DISCARD)) == 0]
+        self._advance(len(batch) * _FIXED)
+        return kept
+
+
+class TextRing(_Ring):
+    """A ring of `struct text`, each followed by its bytes."""
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        super().__init__(fd, size_bytes)
+        self._data = memoryview(self._producer_map)[PAGE_BYTES:]
+
+    def drain(self) -> Iterator[tuple[Any, bytes]]:
+        """(header, bytes) of each finished record; consumed as they are taken."""
+        while True:
+            offset, waiting = self._span()
+            if waiting < HEADER_BYTES:
+                return
+            length = c.c_uint32.from_buffer_copy(self._data[offset : offset + 4]).value
+            if length & _BUSY:
+                return
+            size = length & ~(_BUSY | _DISCARD)
+            if not length & _DISCARD and size >= TEXT.itemsize:
+                begin = offset + HEADER_BYTES
+                raw = bytes(self._data[begin : begin + size])
+                head = np.frombuffer(raw, TEXT, 1)[0]
+                body = raw[TEXT.itemsize : TEXT.itemsize + int(head["length"])]
+                self._advance((size + HEADER_BYTES + 7) // 8 * 8)
+                yield head, body
+            else:
+                self._advance((size + HEADER_BYTES + 7) // 8 * 8)
+
+
+def map_array(fd: int, dtype: np.dtype[Any], count: int) -> Records:
+    """A BPF array map as a numpy array over the kernel's own memory; reads are live."""
+    stride = (dtype.itemsize + 7) // 8 * 8
+    if stride != dtype.itemsize:
+        raise ValueError(f"values of {dtype.itemsize} bytes cannot be mapped as an array")
+    length = (stride * count + PAGE_BYTES - 1) // PAGE_BYTES * PAGE_BYTES
+    memory = mmap.mmap(fd, length, mmap.MAP_SHARED, mmap.PROT_READ)
+    return np.frombuffer(memory, dtype, count)

@@ -1,0 +1,396 @@
+"""Loads the probes, seeds the target and attaches.
+
+`ProbeSession` owns every kernel resource; closing it (or dying) takes all of it away. A probe that
+cannot be had is a `ProbeState` with the reason, never an exception, unless nothing works without it.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import errno
+import os
+import re
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from ttftprof.errors import NotPermitted, Unsupported
+from ttftprof.events import CONTROL, FILE_SLOT, THREAD_SLOT
+from ttftprof.kernel import libbpf
+from ttftprof.kernel.libbpf import BpfError, Pointer, library
+from ttftprof.kernel.ring import EventRing, TextRing, map_array
+from ttftprof.kernel.table import HANDLERS, PROBES, Probe, call_tables
+
+OBJECT = Path(__file__).parent / "objects" / "probes.bpf.o"
+THREADS = 8192
+FILES = 4096
+# In this order: the walks over maps and files look only at members.
+_ITERATORS = ("process__seed", "files__held_maps", "files__held_files")
+_REFUSED_PROGRAM = re.compile(r"prog '(\w+)'")
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeState:
+    """What became of one probe. `state`: ok, degraded (in part) or absent."""
+
+    name: str
+    state: str
+    reason: str = ""
+    lost: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`struct settings` of probes/events.h, fixed before the objects load.
+
+    `tick_hz` is the sampling rate of running threads; a prime, so that it keeps step with nothing.
+    """
+
+    short_wait_ns: int = 100_000
+    min_file_bytes: int = 1 << 20
+    event_ring_bytes: int = 8 << 20
+    text_ring_bytes: int = 4 << 20
+    tick_hz: int = 251
+    own_tgid: int = field(default_factory=os.getpid)
+
+    def packed(self) -> bytes:
+        begin, end = kernel_function("handle_mm_fault") or (0, 0)
+        head = struct.pack(
+            "<QQQQII",
+            self.short_wait_ns,
+            self.min_file_bytes,
+            begin,
+            end,
+            self.own_tgid,
+            self.event_ring_bytes,
+        )
+        return head + b"".join(call_tables())
+
+
+def kernel_function(name: str) -> tuple[int, int] | None:
+    """[begin, end) of a kernel function from /proc/kallsyms, or None where addresses are hidden."""
+    wanted = f" {name}\n"
+    begin = 0
+    following = 0
+    with Path("/proc/kallsyms").open() as symbols:
+        for line in symbols:
+            if line.endswith(wanted) and line[17] in "tT":
+                begin = int(line[:16], 16)
+                break
+        if not begin:
+            return None
+        # The table is in address order up to the modules: the next symbol ends the function.
+        for line in symbols:
+            following = int(line[:16], 16)
+            if following > begin:
+                break
+    return (begin, following) if following > begin else None
+
+
+class KernelTypes:
+    """The running kernel's BTF, asked which tracepoints exist."""
+
+    def __init__(self) -> None:
+        self._btf = library().btf__load_vmlinux_btf()
+        if not self._btf:
+            raise Unsupported(
+                "this kernel offers no BTF (/sys/kernel/btf/vmlinux is missing)",
+                minimum_kernel="5.2 with CONFIG_DEBUG_INFO_BTF=y",
+                next_step="use a distribution kernel (all since 2021 carry BTF); "
+                "`ttftprof doctor` shows what is missing",
+            )
+
+    def has_tracepoint(self, name: str) -> bool:
+        symbol = f"btf_trace_{name}".encode()
+        found = library().btf__find_by_name_kind(self._btf, symbol, libbpf.BTF_KIND_TYPEDEF)
+        return bool(found > 0)
+
+    def close(self) -> None:
+        library().btf__free(self._btf)
+
+
+class ProbeObject:
+    """The linked object of all probes, opened anew for each attempt to load it.
+
+    A program is named `<stem>__<what>`; `programs` maps the whole name.
+    """
+
+    def __init__(self, path: Path = OBJECT) -> None:
+        if not path.exists():
+            raise Unsupported(
+                f"the probes were not built ({path.name} is missing)",
+                next_step="install the package with clang and libbpf-dev present, or run scripts/setup",
+            )
+        lib = library()
+        libbpf.forget_words()
+        self.pointer = libbpf.present(
+            f"open {path.name}", lib.bpf_object__open_file(str(path).encode(), None)
+        )
+        self.programs: dict[str, Pointer] = {}
+        self.links: list[Pointer] = []
+        program = lib.bpf_object__next_program(self.pointer, None)
+        while program:
+            self.programs[lib.bpf_program__name(program).decode()] = Pointer(program)
+            program = lib.bpf_object__next_program(self.pointer, program)
+
+    def section(self, name: str) -> str:
+        return str(library().bpf_program__section_name(self.programs[name]).decode())
+
+    def is_loaded(self, name: str) -> bool:
+        return bool(library().bpf_program__fd(self.programs[name]) >= 0)
+
+    def maps(self) -> Iterable[tuple[str, Pointer]]:
+        lib = library()
+        current = lib.bpf_object__next_map(self.pointer, None)
+        while current:
+            yield lib.bpf_map__name(current).decode(), Pointer(current)
+            current = lib.bpf_object__next_map(self.pointer, current)
+
+    def load(self, settings: Settings, without: Iterable[str]) -> None:
+        """Writes the settings and loads all programs but `without`; raises `BpfError`."""
+        lib = library()
+        sizes = {"events": settings.event_ring_bytes, "texts": settings.text_ring_bytes}
+        for name, pointer in self.maps():
+            if name in sizes:
+                lib.bpf_map__set_max_entries(pointer, sizes[name])
+            elif name.endswith(".rodata"):
+                _write_settings(pointer, settings.packed())
+        for name in without:
+            lib.bpf_program__set_autoload(self.programs[name], False)
+        libbpf.checked("load the probes", lib.bpf_object__load(self.pointer))
+
+    def close(self) -> None:
+        for link in self.links:
+            library().bpf_link__destroy(link)
+        self.links.clear()
+        library().bpf_object__close(self.pointer)
+
+
+class ProbeSession:
+    """All probes of one recording.
+
+    `load`, then `attach`, then `seed` the target's processes. `states` says what became of each
+    probe, by stem.
+    """
+
+    def __init__(self, settings: Settings, probes: Sequence[Probe] = PROBES) -> None:
+        self.settings = settings
+        self._probes = {probe.stem: probe for probe in probes}
+        self.states = {stem: ProbeState(stem, "ok") for stem in self._probes}
+        self._object: ProbeObject | None = None
+        self._maps: dict[str, int] = {}
+
+    # -- set up -------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Loads every probe this kernel takes; raises only if a required one is refused.
+
+        A program the kernel refuses is left out and the rest tried again.
+        """
+        without = self._unavailable()
+        while self._object is None:
+            candidate = ProbeObject()
+            without |= {n for n in candidate.programs if n.partition("__")[0] not in self._probes}
+            try:
+                candidate.load(self.settings, without)
+            except BpfError as error:
+                candidate.close()
+                without.add(self._refused(error, without))
+            else:
+                self._object = candidate
+        self._maps = {n: int(library().bpf_map__fd(p)) for n, p in self._object.maps()}
+        self._map_memory()
+
+    def _unavailable(self) -> set[str]:
+        """Programs whose tracepoint this kernel has not; their probes are marked degraded."""
+        kernel = KernelTypes()
+        names = ProbeObject()
+        without = set()
+        try:
+            for program in names.programs:
+                section, _, tracepoint = names.section(program).partition("/")
+                if section == "tp_btf" and not kernel.has_tracepoint(tracepoint):
+                    without.add(program)
+                    self._leave_out(program, f"this kernel has no tracepoint {tracepoint}")
+        finally:
+            names.close()
+            kernel.close()
+        return without
+
+    def _leave_out(self, program: str, reason: str) -> None:
+        """Marks the program's probe degraded, or absent once nothing of it is left."""
+        stem = program.partition("__")[0]
+        probe = self._probes.get(stem)
+        if probe is None:
+            return
+        if probe.required:
+            raise Unsupported(
+                f"the probe for the {probe.title} cannot be used: {reason}",
+                minimum_kernel="5.17",
+                next_step="`ttftprof doctor` shows what this kernel offers",
+            )
+        before = self.states[stem]
+        reason = f"{before.reason}; {reason}" if before.reason else reason
+        self.states[stem] = ProbeState(stem, "degraded", reason, probe.cost_of_absence)
+
+    def _refused(self, error: BpfError, without: set[str]) -> str:
+        """The program the kernel refused. Raises where it refuses all, or it is not known."""
+        if error.errno in (errno.EPERM, errno.EACCES) and not _may_load_bpf():
+            raise NotPermitted(
+                "the kernel does not let this user load BPF programs",
+                "run it with sudo (it needs CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE); in a "
+                "container or under lockdown, `ttftprof doctor` tells more",
+            ) from error
+        found = _REFUSED_PROGRAM.search(error.detail)
+        if not found or found[1] in without:
+            raise Unsupported(
+                f"the kernel refuses the probes: {error.detail or error.strerror}",
+                minimum_kernel="5.17",
+                next_step="`ttftprof doctor` shows what this kernel offers",
+            ) from error
+        self._leave_out(found[1], error.detail)
+        return found[1]
+
+    def _map_memory(self) -> None:
+        self.events = EventRing(self._maps["events"], self.settings.event_ring_bytes)
+        self.texts = TextRing(self._maps["texts"], self.settings.text_ring_bytes)
+        self.threads = map_array(self._maps["threads"], THREAD_SLOT, THREADS)
+        self.files = map_array(self._maps["files"], FILE_SLOT, FILES)
+        self.control = map_array(self._maps["control"], CONTROL, 1)
+
+    @property
+    def _loaded(self) -> ProbeObject:
+        if self._object is None:
+            raise RuntimeError("load() comes first")
+        return self._object
+
+    # -- arm ----------------------------------------------------------------------------------
+
+    def attach(self) -> None:
+        """Attaches all probes; the process tree first, so that no child slips through."""
+        self._fill_dispatch()
+        programs = self._loaded.programs
+        for name in sorted(programs, key=lambda n: not n.startswith("process__")):
+            if self._loaded.is_loaded(name) and name not in HANDLERS:
+                try:
+                    self._attach_program(name, programs[name])
+                except BpfError as error:
+                    self._leave_out(name, str(error))
+
+    def _attach_program(self, name: str, program: Pointer) -> None:
+        section = self._loaded.section(name)
+        if section == "perf_event":
+            self._attach_ticks(program)
+        elif section.startswith("tp_btf/"):
+            link = library().bpf_program__attach(program)
+            self._loaded.links.append(libbpf.present(f"attach {name}", link))
+
+    def _fill_dispatch(self) -> None:
+        for name, slot in HANDLERS.items():
+            program = self._loaded.programs[name]
+            if self._loaded.is_loaded(name):
+                value = struct.pack("<I", library().bpf_program__fd(program))
+                libbpf.map_update(self._maps["handlers"], struct.pack("<I", slot), value)
+
+    def _attach_ticks(self, program: Pointer) -> None:
+        for cpu in online_cpus():
+            fd = libbpf.open_clock_event(cpu, self.settings.tick_hz)
+            # The link owns the descriptor from here on.
+            link = library().bpf_program__attach_perf_event(program, fd)
+            self._loaded.links.append(libbpf.present("attach ticks", link))
+
+    def seed(self, tgids: Iterable[int]) -> None:
+        """Makes every thread of these processes a member, and notes what files they hold.
+
+        Idempotent.
+        """
+        wanted = [struct.pack("<I", tgid) for tgid in tgids]
+        for key in wanted:
+            libbpf.map_update(self._maps["seeds"], key, bytes(4))
+        for name in _ITERATORS:
+            if self._loaded.is_loaded(name):
+                self._iterate(self._loaded.programs[name])
+        for key in wanted:
+            libbpf.map_delete(self._maps["seeds"], key)
+
+    @staticmethod
+    def _iterate(program: Pointer) -> None:
+        """Runs an iterator program over everything it iterates."""
+        link = libbpf.present(
+            "attach an iterator", library().bpf_program__attach_iter(program, None)
+        )
+        try:
+            made = library().bpf_iter_create(library().bpf_link__fd(link))
+            with os.fdopen(libbpf.checked("iterate", made), "rb", buffering=0) as walk:
+                while walk.read(4096):
+                    pass
+        finally:
+            library().bpf_link__destroy(link)
+
+    def watch_port(self, port: int, tgid: int) -> None:
+        """Connections to this port are followed from their handshake on."""
+        key, value = struct.pack("<I", port), struct.pack("<I", tgid)
+        libbpf.map_update(self._maps["listen_ports"], key, value)
+
+    def set_quiet(self, socket: int) -> None:
+        """From now on the small writes on this socket are only counted."""
+        libbpf.map_update(self._maps["quiet"], struct.pack("<Q", socket), bytes(4))
+
+    def attach_mark(self, path: str, offset: int, cookie: int, on_return: bool) -> None:
+        """One uprobe in the file at `path`, `offset` bytes in; raises `BpfError`."""
+        program = self._loaded.programs["marks__return" if on_return else "marks__call"]
+        opts = libbpf.UprobeOpts(
+            sz=c.sizeof(libbpf.UprobeOpts), bpf_cookie=cookie, retprobe=on_return
+        )
+        libbpf.forget_words()
+        link = library().bpf_program__attach_uprobe_opts(
+            program, -1, path.encode(), offset, c.byref(opts)
+        )
+        self._loaded.links.append(libbpf.present(f"uprobe in {path}", link))
+
+    # -- read ---------------------------------------------------------------------------------
+
+    def lost(self) -> list[int]:
+        """The kernel's loss counters, in the order of `events.LOST`."""
+        return [int(n) for n in self.control["lost"][0]]
+
+    def program_costs(self) -> dict[str, tuple[int, int]]:
+        """(runs, ns) of every program, as counted while kernel statistics were on."""
+        programs = self._loaded.programs
+        return {
+            name: libbpf.program_cost(library().bpf_program__fd(program))
+            for name, program in programs.items()
+            if self._loaded.is_loaded(name) and name not in _ITERATORS
+        }
+
+    def close(self) -> None:
+        if self._object is not None:
+            self._object.close()
+            self._object = None
+
+
+def online_cpus() -> list[int]:
+    """Numbers of the CPUs that are on, from sysfs ("0-3,8")."""
+    cpus: list[int] = []
+    for part in Path("/sys/devices/system/cpu/online").read_text().strip().split(","):
+        first, _, last = part.partition("-")
+        cpus.extend(range(int(first), int(last or first) + 1))
+    return cpus
+
+
+def _may_load_bpf() -> bool:
+    """Whether this process holds CAP_BPF or CAP_SYS_ADMIN (bits 39 and 21)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) & (1 << 39 | 1 << 21))
+    return False
+
+
+def _write_settings(rodata: Pointer, packed: bytes) -> None:
+    """Fills the object's constants. Each source left its own copy of `settings` in .rodata."""
+    size = c.c_size_t()
+    address = library().bpf_map__initial_value(rodata, c.byref(size))
+    copies, rest = divmod(size.value, len(packed))
+    if not address or rest:
+        raise BpfError(f"settings of {len(packed)} bytes, not {size.value}", errno.EINVAL)
+    c.memmove(address, packed * copies, size.value)

@@ -1,0 +1,275 @@
+"""What the analysis concludes, as plain frozen values: the one thing every report prints.
+
+`reports/json.py` writes exactly this as `ttftprof.report/1` (schema shipped with the package). Times
+are CLOCK_MONOTONIC nanoseconds; a fact that is not known is None, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# Closed vocabularies, in the order they are drawn.
+PHASES = (
+    "queue",
+    "evict",
+    "launch",
+    "load",
+    "init",
+    "ready_gap",
+    "prefill",
+    "first_decode",
+    "unexplained",
+)
+ACTIVITIES = (
+    "storage_wait",
+    "fault",
+    "cpu",
+    "transfer",
+    "gpu",
+    "lock",
+    "reclaim",
+    "sleep",
+    "idle",
+)
+BASES = ("observed", "inferred")
+OUTCOMES = ("ok", "error", "timeout", "cancelled", "incomplete")
+CONFIDENCES = ("high", "medium", "low")
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One fact behind a statement: which source saw what, how much."""
+
+    source: str
+    what: str
+    value: float | int | str | None = None
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One interval of the partition of [request start, first token]."""
+
+    phase: str
+    start_ns: int
+    end_ns: int
+    basis: str
+    evidence: tuple[Evidence, ...] = ()
+
+    @property
+    def duration_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What the critical threads did in one interval; the intervals partition the same span."""
+
+    activity: str
+    start_ns: int
+    end_ns: int
+
+    @property
+    def duration_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    p50: float
+    p95: float
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    mean: float
+    max: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileUse:
+    """What one request did with one file. `access`: mmap, read, direct, mixed."""
+
+    path: str
+    device: str | None
+    inode: int
+    fstype: str | None
+    mount: str | None
+    size_bytes: int
+    bytes_from_storage: int | None
+    bytes_from_cache: int | None
+    major_faults: int | None
+    minor_faults: int | None
+    storage_wait_ns: int
+    bytes_per_second: float | None
+    request_size_bytes: Quantiles | None
+    in_flight: InFlight | None
+    access: str | None
+    advice: tuple[str, ...] = ()
+    is_weights: bool = False
+    reads: int = 0
+    mmaps: int = 0
+    residency_before: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MountUse:
+    path: str
+    fstype: str
+    options: str
+    read_ahead_kb: int | None
+    requests: int | None
+    queue_ns: int | None
+    wire_ns: int | None
+    total_ns: int | None
+    retransmits: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    index: int
+    name: str
+    memory_before_bytes: int | None
+    memory_after_bytes: int | None
+    busy_ns: int | None
+    transfer_bytes: int | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Something to change, what it should gain by a stated model (None: no model), how to check."""
+
+    change: str
+    expected_gain_ns: int | None
+    verify: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`cause` is a phase or "unknown"; `share` of TTFT that phase × activity took, 0..1."""
+
+    cause: str
+    activity: str | None
+    share: float | None
+    confidence: str
+    explanation: str
+    actions: tuple[Action, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request a client made, with the partition of its wait.
+
+    Without a first token `phases` end where the request ended or the recording did.
+    """
+
+    id: str
+    engine: str | None
+    model: str | None
+    endpoint: str
+    streamed: bool | None
+    outcome: str
+    start_ns: int
+    first_token_ns: int | None
+    end_ns: int | None
+    switched: bool
+    residency_before: float | None
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    phases: tuple[Phase, ...]
+    activities: tuple[Activity, ...]
+    files: tuple[FileUse, ...]
+    mounts: tuple[MountUse, ...]
+    gpu: tuple[GpuUse, ...]
+    verdict: Verdict
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ttft_ns(self) -> int | None:
+        return None if self.first_token_ns is None else self.first_token_ns - self.start_ns
+
+    def phase_totals(self) -> dict[str, int]:
+        """{phase: ns}, every phase that occurs, in vocabulary order."""
+        totals = {name: 0 for name in PHASES}
+        for phase in self.phases:
+            totals[phase.phase] += phase.duration_ns
+        return {name: ns for name, ns in totals.items() if ns}
+
+    def activity_totals(self) -> dict[str, int]:
+        totals = {name: 0 for name in ACTIVITIES}
+        for activity in self.activities:
+            totals[activity.activity] += activity.duration_ns
+        return {name: ns for name, ns in totals.items() if ns}
+
+    def phase_activity(self) -> dict[str, dict[str, int]]:
+        """{phase: {activity: ns}}: the two partitions laid over each other."""
+        table: dict[str, dict[str, int]] = {}
+        for phase in self.phases:
+            for activity in self.activities:
+                overlap = min(phase.end_ns, activity.end_ns) - max(phase.start_ns, activity.start_ns)
+                if overlap > 0:
+                    row = table.setdefault(phase.phase, {})
+                    row[activity.activity] = row.get(activity.activity, 0) + overlap
+        return table
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A counter over time: `values[i]` is its running total (or level) at `ns[i]`.
+
+    `name`: storage_bytes (total), major_faults, minor_faults (totals), cached_bytes (level).
+    `path` names the file it belongs to, None for all.
+    """
+
+    name: str
+    unit: str
+    path: str | None
+    ns: tuple[int, ...]
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceState:
+    name: str
+    state: str
+    reason: str = ""
+    lost: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeCost:
+    """Measured in sampled windows of the recording (kernel statistics)."""
+
+    name: str
+    runs: int
+    mean_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    cpu_ns: int | None
+    max_rss_bytes: int | None
+    probes: tuple[ProbeCost, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One recording, concluded."""
+
+    tool: Mapping[str, Any]
+    host: Mapping[str, Any]
+    path: str
+    start_ns: int
+    end_ns: int
+    complete: bool
+    ended_because: str
+    realtime_offset_ns: int | None
+    sources: tuple[SourceState, ...]
+    lost: Mapping[str, int]
+    overhead: Overhead
+    requests: tuple[Request, ...]
+    series: tuple[Series, ...] = ()
+    notes: tuple[str, ...] = field(default=())

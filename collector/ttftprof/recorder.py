@@ -1,0 +1,526 @@
+"""The recorder: drains the probes on a schedule and appends what it finds to the recording.
+
+It interprets nothing beyond what privacy forces (HTTP bodies and log lines become facts here, their
+words are dropped) and what following the target needs (paths, libraries). The kernel is read every
+20 ms on an absolute schedule while something happens, and less often while nothing does.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ttftprof import __version__
+from ttftprof.clock import NS_PER_MS, NS_PER_S, measure_offset, now_ns
+from ttftprof.engines.markers import MARK_NAMES, find_log_marks
+from ttftprof.events import (
+    FILE_ROW,
+    LOST,
+    THREAD_ROW,
+    Kind,
+    MmapFlag,
+    Records,
+    TextKind,
+    dev_numbers,
+)
+from ttftprof.kernel import libbpf
+from ttftprof.kernel.session import ProbeSession, Settings
+from ttftprof.recording import Source, Writer
+from ttftprof.sources.libraries import LibraryMarks
+from ttftprof.sources.mounts import (
+    mapped_paths,
+    mount_under,
+    mounts_of,
+    open_paths,
+    read_ahead_kb,
+)
+from ttftprof.sources.processes import listening_ports, read_process
+from ttftprof.sources.requests import RequestTap, Seen
+from ttftprof.target import Target
+
+ACTIVE_NS = 20 * NS_PER_MS
+IDLE_NS = 160 * NS_PER_MS
+COST_EVERY_NS = 2 * NS_PER_S
+COST_WINDOW_NS = 50 * NS_PER_MS
+OWN_EVERY_NS = NS_PER_S
+TCP_CLOSE = 7
+LINGER_NS = NS_PER_S  # after the last awaited first token, for the answers to end
+
+
+@dataclass(slots=True)
+class Progress:
+    """What the live line and the stop conditions need."""
+
+    started_ns: int
+    requests: int = 0
+    first_tokens: int = 0
+    storage_bytes: int = 0
+    last_token_ns: int = 0
+    open_requests: int = 0
+    stage: str = "waiting for a request"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When to stop by itself; None means never."""
+
+    duration_ns: int | None = None
+    first_tokens: int | None = None
+    command_pid: int | None = None
+
+
+class SlotReader:
+    """Rows of a mapped slot array that changed since the last look."""
+
+    def __init__(self, slots: Records, row: np.dtype[Any]) -> None:
+        self._slots = slots
+        self._row = row
+        self._before = np.empty(0, slots.dtype)
+        self._kept = [n for n in row.names or () if n != "ns"]
+
+    def changed(self, used: int, ns: int) -> Records:
+        """The changed rows with their stamp, in `row`'s layout."""
+        used = min(used, len(self._slots))
+        now = self._slots[:used].copy()
+        before = self._before
+        if len(before) < used:
+            before = np.concatenate([before, np.zeros(used - len(before), now.dtype)])
+        words = now.dtype.itemsize // 8
+        differs = (now.view("<u8").reshape(used, words) != before.view("<u8").reshape(used, words))
+        rows = now[differs.any(axis=1) & (now["since_ns"] != 0)]
+        self._before = now
+        out = np.zeros(len(rows), self._row)
+        out["ns"] = ns
+        for name in self._kept:
+            out[name] = rows[name]
+        return out
+
+
+class Recorder:
+    """One recording from `arm` to `finish`. Use as: arm, run, finish; `finish` always."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        target: Target,
+        settings: Settings | None = None,
+        limits: Limits | None = None,
+        show: Callable[[Progress], None] = lambda _: None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.writer = writer
+        self.target = target
+        self.limits = limits or Limits()
+        self.session = ProbeSession(settings or Settings())
+        self.progress = Progress(now_ns())
+        self._show = show
+        self._say = say
+        self._stop = 0
+        self._members: set[int] = set()
+        self._known_files: set[tuple[int, int]] = set()
+        self._exit_seen: set[int] = set()
+        self._client_ports: set[int] = set()
+        self._counted: set[tuple[int, int]] = set()
+        self._lost_here: dict[str, int] = {}
+        self._tap = RequestTap(self._exchange_ended, self._exchange_moved, self._quiet)
+        self._libraries = LibraryMarks(
+            self.session.attach_mark, self._library_found, self._library_refused
+        )
+        self._poll = select.epoll()
+        self._wake_r, self._wake_w = socket.socketpair()
+        self._wake_r.setblocking(False)
+        self._wake_w.setblocking(False)
+        self._stats_fd = -1
+        self._stats_since_ns = 0
+        self._next_cost_ns = 0
+        self._next_own_ns = 0
+
+    # -- arm ----------------------------------------------------------------------------------
+
+    def arm(self) -> None:
+        """Loads, attaches, seeds and drains once. Raises what `ProbeSession.load` raises."""
+        began = now_ns()
+        self.session.load()
+        self.session.attach()
+        for port, pid in listening_ports(set(self.target.pids)).items():
+            self.session.watch_port(port, pid)
+        self.session.seed(self.target.pids)
+        self._threads = SlotReader(self.session.threads, THREAD_ROW)
+        self._files = SlotReader(self.session.files, FILE_ROW)
+        for pid in sorted(self.target.pids):
+            self._meet_process(pid)
+        self._write_meta(began)
+        self._watch_descriptors()
+        self._cycle()
+        self.writer.set_meta("armed_ns", now_ns())
+        self.writer.commit()
+
+    def _write_meta(self, began_ns: int) -> None:
+        offset = measure_offset()
+        meta = {
+            "tool": {"name": "ttftprof", "version": __version__},
+            "host": {
+                "node": platform.node(),
+                "kernel": platform.release(),
+                "machine": platform.machine(),
+                "cpus": os.cpu_count(),
+                "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+                "page_bytes": os.sysconf("SC_PAGE_SIZE"),
+            },
+            "clock": {
+                "name": "CLOCK_MONOTONIC",
+                "realtime_offset_ns": offset.offset_ns,
+                "error_ns": offset.error_ns,
+            },
+            "start_ns": began_ns,
+            "target": {
+                "how": self.target.how,
+                "roots": list(self.target.roots),
+                "pids": sorted(self.target.pids),
+            },
+            "settings": {
+                "short_wait_ns": self.session.settings.short_wait_ns,
+                "min_file_bytes": self.session.settings.min_file_bytes,
+                "tick_hz": self.session.settings.tick_hz,
+                "event_ring_bytes": self.session.settings.event_ring_bytes,
+            },
+            "marks": {str(row): name for row, name in MARK_NAMES.items()},
+            "recording_filesystem": self.writer.filesystem,
+        }
+        for key, value in meta.items():
+            self.writer.set_meta(key, value)
+
+    def _watch_descriptors(self) -> None:
+        self._poll.register(self.session.events.fd, select.EPOLLIN)
+        self._poll.register(self.session.texts.fd, select.EPOLLIN)
+        self._poll.register(self._wake_r.fileno(), select.EPOLLIN)
+
+    def handle_signals(self) -> None:
+        """SIGINT and SIGTERM stop the recording; a second one stops it without lingering."""
+        signal.set_wakeup_fd(self._wake_w.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, _number: int, _frame: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self._stop += 1
+
+    # -- run ----------------------------------------------------------------------------------
+
+    def run(self) -> str:
+        """Records until told to stop or a limit is met; returns why it ended, in words."""
+        due = now_ns()
+        interval = ACTIVE_NS
+        while True:
+            why = self._why_stop()
+            if why:
+                return why
+            due = max(due + interval, now_ns())
+            self._wait_until(due)
+            busy = self._cycle()
+            interval = ACTIVE_NS if busy else min(interval * 2, IDLE_NS)
+            self._show(self.progress)
+
+    def _wait_until(self, due_ns: int) -> None:
+        """Sleeps until due; a ring that fills or a text record ends the sleep early."""
+        left = max(due_ns - now_ns(), 0)
+        for fd, _ in self._poll.poll(left / NS_PER_S):
+            if fd == self._wake_r.fileno():
+                self._drain_wakeups()
+
+    def _drain_wakeups(self) -> None:
+        try:
+            self._wake_r.recv(64)
+        except BlockingIOError:
+            return
+
+    def _why_stop(self) -> str:
+        limits, progress, now = self.limits, self.progress, now_ns()
+        if self._stop:
+            return "interrupted"
+        if limits.duration_ns is not None and now - progress.started_ns >= limits.duration_ns:
+            return "the duration is over"
+        if limits.first_tokens is not None and progress.first_tokens >= limits.first_tokens:
+            ended = progress.open_requests == 0
+            if ended or now - progress.last_token_ns > LINGER_NS:
+                return f"{progress.first_tokens} first token(s) seen"
+        if limits.command_pid is not None and limits.command_pid in self._exit_seen:
+            return "the command ended"
+        if not self._members:
+            return "the target exited"
+        return ""
+
+    def _cycle(self) -> bool:
+        """One drain of everything; returns whether anything had happened."""
+        ns = now_ns()
+        events = self.session.events.drain()
+        texts = 0
+        for head, data in self.session.texts.drain():
+            texts += 1
+            self._take_text(head, data)
+        self.writer.add_batch("events", events)
+        self._follow(events)
+        control = self.session.control[0]
+        threads = self._threads.changed(int(control["threads_used"]), ns)
+        files = self._files.changed(int(control["files_used"]), ns)
+        self.writer.add_batch("threads", threads)
+        self.writer.add_batch("files", files)
+        if len(files):
+            pages = int(self.session.files["added_pages"][: int(control["files_used"])].sum())
+            self.progress.storage_bytes = pages * resource.getpagesize()
+        self._measure_own_cost(ns)
+        self.writer.commit()
+        return bool(len(events) or texts or len(files))
+
+    # -- facts behind the events --------------------------------------------------------------
+
+    def _follow(self, events: Records) -> None:
+        """Looks up what the events name: processes, files, libraries, connections."""
+        if not len(events):
+            return
+        for kind, handle in self._handlers().items():
+            for event in events[events["kind"] == kind]:
+                handle(event)
+
+    def _handlers(self) -> dict[Kind, Callable[[Any], None]]:
+        return {
+            Kind.FORK: self._on_fork,
+            Kind.EXEC: self._on_exec,
+            Kind.HELD: self._on_file,
+            Kind.OPEN: self._on_file,
+            Kind.MMAP: self._on_mmap,
+            Kind.CONNECT: self._on_client_port,
+            Kind.FORWARD: self._on_client_port,
+            Kind.CONN: self._on_connection,
+            Kind.PROCESS_EXIT: self._on_process_exit,
+        }
+
+    def _meet_process(self, pid: int) -> None:
+        self._members.add(pid)
+        facts = read_process(pid)
+        if facts is not None:
+            self.writer.add_fact("process", now_ns(), facts.as_fact())
+        self._libraries.scan(pid)
+
+    def _on_fork(self, event: Any) -> None:
+        self._members.add(int(event["tgid"]))
+
+    def _on_exec(self, event: Any) -> None:
+        self._meet_process(int(event["tgid"]))
+
+    def _on_process_exit(self, event: Any) -> None:
+        self._members.discard(int(event["tgid"]))
+        self._exit_seen.add(int(event["tgid"]))
+
+    def _on_file(self, event: Any) -> None:
+        key = (int(event["dev"]), int(event["ino"]))
+        if key in self._known_files:
+            return
+        pid = int(event["tgid"])
+        path = mapped_paths(pid).get(key)
+        if path is None:
+            path = next(iter(open_paths(pid).get(key[1], [])), None)
+        if path is not None:
+            self._name_file(key, pid, path, int(event["a"]))
+
+    def _on_mmap(self, event: Any) -> None:
+        if int(event["flags"]) & MmapFlag.EXEC:
+            self._libraries.scan(int(event["tgid"]))
+        else:
+            self._on_file(event)
+
+    def _on_client_port(self, event: Any) -> None:
+        self._client_ports.add(int(event["a"]) >> 16)
+
+    def _on_connection(self, event: Any) -> None:
+        if int(event["flags"]) == TCP_CLOSE:
+            self._tap.closed(int(event["ino"]), int(event["start_ns"]))
+
+    def _name_file(self, key: tuple[int, int], pid: int, path: str, size_bytes: int) -> None:
+        """A file's path, mount and readahead, as its process sees them."""
+        self._known_files.add(key)
+        mount = mount_under(path, mounts_of(pid))
+        fact: dict[str, Any] = {
+            "dev": key[0],
+            "ino": key[1],
+            "path": path,
+            "tgid": pid,
+            "size_bytes": size_bytes,
+            "device": "{}:{}".format(*dev_numbers(key[0])),
+            "fstype": mount.fstype if mount else None,
+            "mount": mount.point if mount else None,
+            "source": mount.source if mount else None,
+            "options": mount.options if mount else None,
+            "read_ahead_kb": read_ahead_kb(key[0]),
+        }
+        self.writer.add_fact("file", now_ns(), fact)
+        if mount and _same_device(self.writer.path, key[0]) and _network(mount.fstype):
+            self._say(f"the recording lies on the mount it measures ({mount.point})")
+            self.writer.set_meta("recording_on_measured_mount", mount.point)
+
+    # -- texts --------------------------------------------------------------------------------
+
+    def _take_text(self, head: Any, data: bytes) -> None:
+        kind = int(head["kind"])
+        if kind in (TextKind.RECEIVED, TextKind.SENT):
+            self._tap.take(head, data, kind == TextKind.SENT)
+        elif kind == TextKind.LOG:
+            self._take_log(head, data)
+        elif kind == TextKind.PATH:
+            self._take_path(head, data)
+        elif kind == TextKind.EXEC:
+            fact = {"tgid": int(head["tgid"]), "path": _text(data)}
+            self.writer.add_fact("exec", int(head["start_ns"]), fact)
+            self._meet_process(int(head["tgid"]))
+
+    def _take_path(self, head: Any, data: bytes) -> None:
+        key = (int(head["dev"]), int(head["key"]))
+        if key in self._known_files:
+            return
+        pid = int(head["tgid"])
+        path = _text(data)
+        if not path.startswith("/"):
+            process = read_process(pid)
+            path = os.path.normpath(f"{process.cwd if process else ''}/{path}")
+        used = int(self.session.control["files_used"][0])
+        slots = self.session.files[:used]
+        size = slots["size_bytes"][(slots["dev"] == key[0]) & (slots["ino"] == key[1])]
+        self._name_file(key, pid, path, int(size[0]) if len(size) else 0)
+
+    def _take_log(self, head: Any, data: bytes) -> None:
+        for name, values in find_log_marks(data):
+            fact = {"name": name, "tgid": int(head["tgid"]), "tid": int(head["tid"]), **values}
+            self.writer.add_fact("mark", int(head["start_ns"]), fact)
+
+    # -- requests -----------------------------------------------------------------------------
+
+    def _quiet(self, sock: int) -> None:
+        self.session.set_quiet(sock)
+
+    def _is_front(self, seen: Seen) -> bool:
+        """Whether the client is a stranger, not another process of the target."""
+        return seen.ports[1] not in self._client_ports
+
+    def _exchange_moved(self, seen: Seen) -> None:
+        exchange = seen.exchange
+        if not exchange.generates or not self._is_front(seen):
+            return
+        key = (seen.socket, exchange.start_ns)
+        if key not in self._counted:
+            self._counted.add(key)
+            self.progress.requests += 1
+            self.progress.open_requests += 1
+        if exchange.first_token_ns and (*key, 1) not in self._counted:
+            self._counted.add((*key, 1))  # type: ignore[arg-type]
+            self.progress.first_tokens += 1
+            self.progress.last_token_ns = now_ns()
+        self.progress.stage = "answering" if exchange.first_token_ns else "waiting for the first token"
+
+    def _exchange_ended(self, seen: Seen) -> None:
+        self.writer.add_fact("exchange", seen.exchange.start_ns, seen.as_fact())
+        if (seen.socket, seen.exchange.start_ns) in self._counted:
+            self.progress.open_requests -= 1
+
+    # -- libraries ----------------------------------------------------------------------------
+
+    def _library_found(self, path: str, marks: list[str]) -> None:
+        self.writer.add_fact("library", now_ns(), {"path": path, "marks": marks})
+
+    def _library_refused(self, path: str, reason: str) -> None:
+        self.writer.add_fact("library", now_ns(), {"path": path, "marks": [], "reason": reason})
+
+    # -- own cost -----------------------------------------------------------------------------
+
+    def _measure_own_cost(self, ns: int) -> None:
+        """Kernel statistics add two clock reads a probe hit, so they run in short windows."""
+        if self._stats_fd >= 0:
+            if ns - self._stats_since_ns >= COST_WINDOW_NS:
+                os.close(self._stats_fd)
+                self._stats_fd = -1
+        elif ns >= self._next_cost_ns:
+            try:
+                self._stats_fd = libbpf.enable_stats()
+            except libbpf.BpfError:
+                self._next_cost_ns = 1 << 62
+                return
+            self._stats_since_ns = ns
+            self._next_cost_ns = ns + COST_EVERY_NS
+        if ns >= self._next_own_ns:
+            self._next_own_ns = ns + OWN_EVERY_NS
+            self.writer.set_meta("own", own_cost())
+
+    # -- end ----------------------------------------------------------------------------------
+
+    def finish(self, why: str, complete: bool = True) -> None:
+        """Drains what is left, writes states, losses and costs, and closes everything."""
+        if self._stats_fd >= 0:
+            os.close(self._stats_fd)
+            self._stats_fd = -1
+        try:
+            self._cycle()
+            for seen in self._tap.pending():
+                self.writer.add_fact("exchange", seen.exchange.start_ns, seen.as_fact())
+            self._write_states()
+            costs = self.session.program_costs()
+            self.writer.set_meta("probe_costs", {n: list(c) for n, c in costs.items()})
+            self.writer.set_meta("own", own_cost())
+            self.writer.set_meta("end_ns", now_ns())
+            self.writer.set_meta("ended_because", why)
+            self.writer.close(complete)
+        finally:
+            self.session.close()
+            self._poll.close()
+            signal.set_wakeup_fd(-1)
+            self._wake_r.close()
+            self._wake_w.close()
+
+    def _write_states(self) -> None:
+        for state in self.session.states.values():
+            self.writer.set_source(Source(state.name, state.state, state.reason, state.lost))
+        if self.session.states["marks"].state == "ok" and not self._libraries.attached:
+            self.writer.set_source(
+                Source(
+                    "marks",
+                    "absent",
+                    "no library of the target exports a call that ttftprof knows",
+                    "phases rest on files, processes, sockets and logs alone",
+                )
+            )
+        for place, count in zip(LOST, self.session.lost(), strict=False):
+            self.writer.set_lost(place, count)
+
+
+def own_cost() -> dict[str, int]:
+    """CPU time and peak memory of this process."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "cpu_ns": time.process_time_ns(),
+        "max_rss_bytes": usage.ru_maxrss * 1024,
+    }
+
+
+def _text(data: bytes) -> str:
+    """A path as text; bytes that are no UTF-8 are shown escaped, never lost."""
+    return data.decode("utf-8", errors="backslashreplace")
+
+
+def _network(fstype: str) -> bool:
+    return fstype in {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "afs"} or fstype.startswith("fuse")
+
+
+def _same_device(path: Path, dev: int) -> bool:
+    status = path.stat()
+    return (os.major(status.st_dev), os.minor(status.st_dev)) == dev_numbers(dev)

@@ -1,0 +1,1 @@
+"""Where facts come from: one sampler or tap a file."""

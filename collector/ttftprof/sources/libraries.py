@@ -1,0 +1,129 @@
+"""Finds the calls worth marking in the libraries a process has mapped, and probes them.
+
+A library is probed once, by its file; whatever process maps it later is covered. Every lookup
+reads an ELF file of the target and trusts nothing in it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ttftprof.engines.markers import SYMBOL_MARKS, SymbolMark
+from ttftprof.kernel.libbpf import BpfError
+from ttftprof.sources.processes import PROC
+
+MAX_LIBRARY_BYTES = 4 << 30
+
+Attach = Callable[[str, int, int, bool], None]  # path, offset, cookie, on return
+
+
+def symbol_offsets(path: Path, names: set[str]) -> dict[str, int]:
+    """{symbol: offset in the file} of the defined functions among `names`.
+
+    Empty for what is not an ELF file with a dynamic symbol table, or a damaged one.
+    """
+    from elftools.common.exceptions import ELFError
+    from elftools.elf.elffile import ELFFile
+
+    try:
+        with path.open("rb") as file:
+            if file.read(4) != b"\x7fELF" or os.fstat(file.fileno()).st_size > MAX_LIBRARY_BYTES:
+                return {}
+            elf = ELFFile(file)
+            table = elf.get_section_by_name(".dynsym")
+            if table is None:
+                return {}
+            return dict(_lookup(elf, table, names))
+    except (ELFError, OSError, ValueError, KeyError, IndexError, TypeError, AttributeError,
+            OverflowError, UnicodeError, AssertionError, MemoryError):
+        # Whatever a hostile or cut-off file makes the parser stumble over.
+        return {}
+
+
+def _lookup(elf: Any, table: Any, names: set[str]) -> Iterator[tuple[str, int]]:
+    hashed = elf.get_section_by_name(".gnu.hash")
+    for name in names:
+        if hashed is not None:
+            symbol = hashed.get_symbol(name)
+            found = [symbol] if symbol is not None else []
+        else:
+            found = table.get_symbol_by_name(name) or []
+        for symbol in found:
+            address = symbol["st_value"]
+            if symbol["st_info"]["type"] == "STT_FUNC" and address:
+                offset = _file_offset(elf, address)
+                if offset is not None:
+                    yield name, offset
+
+
+def _file_offset(elf: Any, address: int) -> int | None:
+    for segment in elf.iter_segments():
+        if segment["p_type"] == "PT_LOAD":
+            begin = segment["p_vaddr"]
+            if begin <= address < begin + segment["p_filesz"]:
+                return int(address - begin + segment["p_offset"])
+    return None
+
+
+class LibraryMarks:
+    """Probes marked calls in libraries as they are met.
+
+    `on_found(path, marks)` tells which marks a library brought; `on_refused(path, reason)` why one
+    could not be probed.
+    """
+
+    def __init__(
+        self,
+        attach: Attach,
+        on_found: Callable[[str, list[str]], None],
+        on_refused: Callable[[str, str], None],
+    ) -> None:
+        self._attach = attach
+        self._on_found = on_found
+        self._on_refused = on_refused
+        self._seen: set[tuple[int, int]] = set()
+        self.attached = 0
+
+    def scan(self, pid: int, proc: Path = PROC) -> None:
+        """Looks at every executable mapping of a process that was not met before."""
+        try:
+            maps = (proc / str(pid) / "maps").read_text(errors="replace")
+        except OSError:
+            return
+        for line in maps.splitlines():
+            fields = line.split(None, 5)
+            if len(fields) == 6 and "x" in fields[1] and fields[5].startswith("/"):
+                self._meet(pid, fields, proc)
+
+    def _meet(self, pid: int, fields: list[str], proc: Path) -> None:
+        major, _, minor = fields[3].partition(":")
+        key = (int(major, 16) << 20 | int(minor, 16), int(fields[4]))
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        # Through the mapping itself: right in any mount namespace, and for a deleted file.
+        inside = proc / str(pid) / "root" / fields[5].lstrip("/")
+        self.probe(inside, shown=fields[5])
+
+    def probe(self, path: Path, shown: str) -> None:
+        offsets = symbol_offsets(path, {name for mark in SYMBOL_MARKS for name in mark.symbols})
+        found = [m for m in SYMBOL_MARKS if any(name in offsets for name in m.symbols)]
+        if not found:
+            return
+        try:
+            for mark in found:
+                self._probe_mark(path, mark, offsets)
+        except BpfError as error:
+            self._on_refused(shown, str(error))
+        else:
+            self._on_found(shown, [mark.name for mark in found])
+
+    def _probe_mark(self, path: Path, mark: SymbolMark, offsets: dict[str, int]) -> None:
+        for name in mark.symbols:
+            if name in offsets:
+                self._attach(str(path), offsets[name], mark.cookie, False)
+                self._attach(str(path), offsets[name], mark.cookie, True)
+                self.attached += 1

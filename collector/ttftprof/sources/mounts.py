@@ -1,0 +1,135 @@
+"""Where a file lies: its mount in the namespace of the process that opened it, and its readahead."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ttftprof.events import dev_numbers
+from ttftprof.sources.processes import PROC
+
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One line of mountinfo: `dev` is (major, minor) of the file system's super block."""
+
+    mount_id: int
+    dev: tuple[int, int]
+    point: str
+    fstype: str
+    source: str
+    options: str
+
+
+def parse_mountinfo(text: str) -> list[Mount]:
+    """The mounts of a mountinfo file, later ones on top; malformed lines are left out.
+
+    Format: proc(5), /proc/pid/mountinfo.
+    """
+    mounts = []
+    for line in text.splitlines():
+        before, separator, after = line.partition(" - ")
+        fields, tail = before.split(" "), after.split(" ")
+        if not separator or len(fields) < 6 or len(tail) < 3:
+            continue
+        major, colon, minor = fields[2].partition(":")
+        if not (colon and major.isdigit() and minor.isdigit() and fields[0].isdigit()):
+            continue
+        mounts.append(
+            Mount(
+                mount_id=int(fields[0]),
+                dev=(int(major), int(minor)),
+                point=unescape(fields[4]),
+                fstype=tail[0],
+                source=unescape(tail[1]),
+                options=f"{fields[5]},{tail[2]}" if tail[2] else fields[5],
+            )
+        )
+    return mounts
+
+
+def unescape(text: str) -> str:
+    """Undoes the kernel's octal escapes (space, tab, newline, backslash)."""
+    return _ESCAPE.sub(lambda m: chr(int(m[1], 8)), text)
+
+
+def mounts_of(pid: int, proc: Path = PROC) -> list[Mount]:
+    """The mounts a process sees, or those of this one if it is gone."""
+    for who in (str(pid), "self"):
+        try:
+            return parse_mountinfo((proc / who / "mountinfo").read_text(errors="replace"))
+        except OSError:
+            continue
+    return []
+
+
+def mount_under(path: str, mounts: list[Mount]) -> Mount | None:
+    """The mount a path lies on: the longest mount point above it, the latest of equals."""
+    best: Mount | None = None
+    for mount in mounts:
+        point = mount.point.rstrip("/")
+        inside = path == mount.point or path.startswith(point + "/")
+        if inside and (best is None or len(mount.point) >= len(best.point)):
+            best = mount
+    return best
+
+
+def read_ahead_kb(dev: int, sysfs: Path = Path("/sys")) -> int | None:
+    """Readahead of a file system's backing device, in KiB, or None if it has none.
+
+    `dev` is the kernel's dev_t. Network and stacked file systems have a bdi of their own; a
+    partition uses its disk's queue.
+    """
+    major, minor = dev_numbers(dev)
+    for path in (
+        sysfs / f"class/bdi/{major}:{minor}/read_ahead_kb",
+        sysfs / f"dev/block/{major}:{minor}/queue/read_ahead_kb",
+        sysfs / f"dev/block/{major}:{minor}/../queue/read_ahead_kb",
+    ):
+        try:
+            return int(path.read_text())
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def mapped_paths(pid: int, proc: Path = PROC) -> dict[tuple[int, int], str]:
+    """{(kernel dev, inode): path} of the files a process has mapped.
+
+    The device in maps is the super block's, as in the kernel's records (stat() may differ, as on
+    btrfs).
+    """
+    found: dict[tuple[int, int], str] = {}
+    try:
+        text = (proc / str(pid) / "maps").read_text(errors="replace")
+    except OSError:
+        return found
+    for line in text.splitlines():
+        fields = line.split(None, 5)
+        if len(fields) < 6 or not fields[5].startswith("/"):
+            continue
+        major, _, minor = fields[3].partition(":")
+        key = (int(major, 16) << 20 | int(minor, 16), int(fields[4]))
+        found[key] = unescape(fields[5])
+    return found
+
+
+def open_paths(pid: int, proc: Path = PROC) -> dict[int, list[str]]:
+    """{inode: paths} of the regular files a process has open."""
+    found: dict[int, list[str]] = {}
+    try:
+        entries = list((proc / str(pid) / "fd").iterdir())
+    except OSError:
+        return found
+    for entry in entries:
+        try:
+            path = str(entry.readlink())
+            if path.startswith("/"):
+                found.setdefault(os.stat(entry).st_ino, []).append(path)
+        except OSError:
+            continue
+    return found

@@ -1,0 +1,117 @@
+"""Facts about a process, from /proc, while it lives: what it is, where it runs, how it sees files."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ttftprof.engines.catalog import recognise, without_secrets
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFacts:
+    """One process as /proc showed it. `start_ticks` (clock ticks since boot) tells a reused pid.
+
+    `argv` has the values of secret-looking options blotted out; the environment is never read.
+    """
+
+    pid: int
+    ppid: int
+    comm: str
+    exe: str
+    argv: list[str]
+    cwd: str
+    cgroup: str
+    start_ticks: int
+    engine: str | None
+
+    def as_fact(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def read_process(pid: int, proc: Path = PROC) -> ProcessFacts | None:
+    """The facts, or None if the process is gone."""
+    root = proc / str(pid)
+    try:
+        comm, fields = read_stat(root / "stat")
+        argv = [
+            a.decode(errors="surrogateescape").encode(errors="replace").decode()
+            for a in (root / "cmdline").read_bytes().split(b"\0")[:-1]
+        ]
+    except (OSError, ValueError):
+        return None
+    exe = _link(root / "exe")
+    engine = recognise(exe, argv)
+    return ProcessFacts(
+        pid=pid,
+        ppid=int(fields[1]),
+        comm=comm,
+        exe=exe,
+        argv=without_secrets(argv),
+        cwd=_link(root / "cwd"),
+        cgroup=_cgroup(root / "cgroup"),
+        start_ticks=int(fields[19]),
+        engine=engine.name if engine else None,
+    )
+
+
+def read_stat(path: Path) -> tuple[str, list[str]]:
+    """(comm, fields from the third on) of a stat file; comm may hold spaces and parentheses."""
+    text = path.read_text(errors="replace")
+    begin, end = text.index("("), text.rindex(")")
+    return text[begin + 1 : end], text[end + 2 :].split()
+
+
+def _link(path: Path) -> str:
+    try:
+        return str(path.readlink())
+    except OSError:
+        return ""
+
+
+def _cgroup(path: Path) -> str:
+    """The v2 path, or of v1 the longest one, which is where a container shows."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return ""
+    paths = [line.split(":", 2)[2] for line in lines if line.count(":") >= 2]
+    return max(paths, key=len, default="")
+
+
+def descendants(roots: set[int], proc: Path = PROC) -> set[int]:
+    """The roots and every process below them, as of now."""
+    parents: dict[int, int] = {}
+    for entry in proc.iterdir():
+        if entry.name.isdigit():
+            try:
+                _, fields = read_stat(entry / "stat")
+            except (OSError, ValueError):
+                continue
+            parents[int(entry.name)] = int(fields[1])
+    found = {pid for pid in roots if pid in parents}
+    grew = True
+    while grew:
+        more = {pid for pid, parent in parents.items() if parent in found and pid not in found}
+        found |= more
+        grew = bool(more)
+    return found
+
+
+def listening_ports(pids: set[int]) -> dict[int, int]:
+    """{TCP port: pid} of the sockets these processes listen on."""
+    import psutil
+
+    ports: dict[int, int] = {}
+    for pid in pids:
+        try:
+            connections = psutil.Process(pid).net_connections(kind="tcp")
+        except psutil.Error:
+            continue
+        for connection in connections:
+            if connection.status == psutil.CONN_LISTEN and connection.laddr:
+                ports[int(connection.laddr.port)] = pid
+    return ports

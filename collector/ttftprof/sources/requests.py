@@ -1,0 +1,138 @@
+"""Turns what the target's sockets carried into facts on requests, and forgets the words.
+
+Bytes come from the text ring in pieces; each connection has its parser. Prompts, answers, keys and
+headers stay in this process's memory for as long as a parser needs them, and go nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ttftprof.sources.http import Connection, Exchange
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """An exchange and where it was seen. `ports`: (local, remote) of the server's socket."""
+
+    exchange: Exchange
+    socket: int
+    tgid: int
+    tid: int
+    ports: tuple[int, int]
+
+    def as_fact(self) -> dict[str, Any]:
+        fact = asdict(self.exchange)
+        fact["timings"] = dict(self.exchange.timings)
+        return fact | {
+            "socket": self.socket,
+            "tgid": self.tgid,
+            "tid": self.tid,
+            "local_port": self.ports[0],
+            "remote_port": self.ports[1],
+        }
+
+
+class _Tapped:
+    """One connection: its parser, and how far each direction was copied."""
+
+    def __init__(self, tap: RequestTap, socket: int) -> None:
+        self.socket = socket
+        self.tgid = self.tid = 0
+        self.ports = (0, 0)
+        self.told_quiet = False
+        self._tap = tap
+        self._unfinished: dict[bool, tuple[int, int, int]] = {}  # sent -> (ns, next offset, total)
+        self.connection = Connection(self._ended, self._progress)
+
+    def _ended(self, exchange: Exchange) -> None:
+        self.told_quiet = False
+        self._tap.on_end(self._seen(exchange))
+
+    def _progress(self, exchange: Exchange) -> None:
+        self._tap.on_progress(self._seen(exchange))
+
+    def _seen(self, exchange: Exchange) -> Seen:
+        return Seen(exchange, self.socket, self.tgid, self.tid, self.ports)
+
+    def take(self, head: Any, data: bytes, sent: bool) -> None:
+        """One piece. What the kernel did not copy of the transfer before is told as missing."""
+        ns = int(head["start_ns"])
+        offset, total = int(head["offset"]), int(head["total"])
+        self.tgid, self.tid = int(head["tgid"]), int(head["tid"])
+        local_remote = int(head["dev"])
+        self.ports = (local_remote >> 16, local_remote & 0xFFFF)
+        if offset == 0:
+            self.settle(sent)
+            if int(head["skipped"]):
+                self._feed(ns, b"", int(head["skipped"]), sent)
+        else:
+            _, expected, _ = self._unfinished.get(sent, (ns, 0, total))
+            if offset > expected:
+                self._feed(ns, b"", offset - expected, sent)
+        end = offset + len(data)
+        self._unfinished[sent] = (ns, end, total)
+        self._feed(ns, data, 0, sent)
+        if end >= total:
+            del self._unfinished[sent]
+
+    def settle(self, sent: bool) -> None:
+        """The rest of an unfinished transfer was not copied: say so to the parser."""
+        ns, end, total = self._unfinished.pop(sent, (0, 0, 0))
+        if total > end:
+            self._feed(ns, b"", total - end, sent)
+
+    def _feed(self, ns: int, data: bytes, missing: int, sent: bool) -> None:
+        if sent:
+            self.connection.sent(ns, data, missing)
+        else:
+            self.connection.received(ns, data, missing)
+
+
+class RequestTap:
+    """All server-side connections of the target.
+
+    `on_end` gets every finished exchange, `on_progress` those that start, get headers or the first
+    token; `set_quiet(socket)` is asked for once a first token was seen.
+    """
+
+    def __init__(
+        self,
+        on_end: Callable[[Seen], None],
+        on_progress: Callable[[Seen], None],
+        set_quiet: Callable[[int], None],
+    ) -> None:
+        self.on_end = on_end
+        self.on_progress = on_progress
+        self._set_quiet = set_quiet
+        self._open: dict[int, _Tapped] = {}
+        self.exchanges_on_tls = 0
+
+    def take(self, head: Any, data: bytes, sent: bool) -> None:
+        """A piece of `struct text` of kind RECEIVED or SENT."""
+        socket = int(head["key"])
+        tapped = self._open.get(socket)
+        if tapped is None:
+            tapped = self._open[socket] = _Tapped(self, socket)
+        tapped.take(head, data, sent)
+        if tapped.connection.quiet and not tapped.told_quiet:
+            tapped.told_quiet = True
+            self._set_quiet(socket)
+
+    def closed(self, socket: int, ns: int) -> None:
+        """The connection is gone, from either side."""
+        tapped = self._open.pop(socket, None)
+        if tapped is not None:
+            tapped.settle(True)
+            tapped.settle(False)
+            tapped.connection.closed(ns)
+
+    def pending(self) -> list[Seen]:
+        """Exchanges that have not ended, as they stand."""
+        return [
+            Seen(exchange, t.socket, t.tgid, t.tid, t.ports)
+            for t in self._open.values()
+            for exchange in t.connection.pending()
+        ]

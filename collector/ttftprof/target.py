@@ -1,0 +1,176 @@
+"""Who is to be recorded: finds the processes a user means, and refuses to guess between two.
+
+Raises `TargetError` with the candidates and the option that tells them apart.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from ttftprof.errors import TargetError
+from ttftprof.sources.processes import PROC, ProcessFacts, descendants, listening_ports, read_process
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`roots`: the processes named; `pids`: they and all below them, as of now. `how`: in words."""
+
+    roots: tuple[int, ...]
+    pids: frozenset[int]
+    how: str
+
+
+def describe(process: ProcessFacts) -> str:
+    """One process in one line, for messages."""
+    shown = " ".join(process.argv[:6]) or process.comm
+    return f"pid {process.pid}  {shown[:100]}"
+
+
+def _target(roots: Iterable[int], how: str) -> Target:
+    tops = _without_children(set(roots))
+    return Target(tuple(sorted(tops)), frozenset(descendants(tops)), how)
+
+
+def _without_children(pids: set[int]) -> set[int]:
+    """Of processes that descend from each other, the topmost."""
+    return {p for p in pids if not pids & _ancestors(p)}
+
+
+def _ancestors(pid: int) -> set[int]:
+    above: set[int] = set()
+    while pid > 1:
+        process = read_process(pid)
+        if process is None or process.ppid in above:
+            break
+        pid = process.ppid
+        above.add(pid)
+    return above
+
+
+def _one(candidates: set[int], what: str, hint: str) -> set[int]:
+    """The only server among the candidates (with its children), or an error that lists them."""
+    tops = _without_children(candidates)
+    if len(tops) == 1:
+        return tops
+    lines = [describe(p) for p in map(read_process, sorted(tops)) if p is not None]
+    raise TargetError(
+        f"{len(tops)} servers match {what}:\n  " + "\n  ".join(lines),
+        hint,
+    )
+
+
+def by_pid(pid: int) -> Target:
+    process = read_process(pid)
+    if process is None:
+        raise TargetError(f"there is no process {pid}", "ttftprof record, without a target, looks for servers")
+    return _target({pid}, f"--pid {pid}")
+
+
+def by_port(port: int) -> Target:
+    everyone = {p for p in _all_pids() if p}
+    listeners = {pid for number, pid in listening_ports_all(everyone) if number == port}
+    if not listeners:
+        raise TargetError(
+            f"nothing listens on TCP port {port} (or it is another user's: try sudo)",
+            "ss -ltnp shows who listens where",
+        )
+    return _target(_one(listeners, f"--port {port}", "name one with --pid"), f"--port {port}")
+
+
+def listening_ports_all(pids: set[int]) -> list[tuple[int, int]]:
+    """(port, pid) of every listener among `pids`; a port may be shared by several."""
+    return [(port, pid) for pid in pids for port in listening_ports({pid})]
+
+
+def by_name(name: str) -> Target:
+    found = {p.pid for p in _processes() if _is_named(p, name)}
+    if not found:
+        raise TargetError(f"no process is called {name!r}", "ps -eo pid,comm,args shows the names")
+    return _target(_one(found, f"--name {name}", "name one with --pid"), f"--name {name}")
+
+
+def _is_named(process: ProcessFacts, name: str) -> bool:
+    words = {process.comm, PurePosixPath(process.exe).name}
+    if process.argv:
+        words.add(PurePosixPath(process.argv[0]).name)
+    return name in words
+
+
+def by_unit(unit: str) -> Target:
+    """All processes of a systemd unit, by its control group."""
+    name = unit if "." in unit else f"{unit}.service"
+    found = _in_cgroup(lambda part: part == name)
+    if not found:
+        raise TargetError(
+            f"no running process belongs to the unit {name}",
+            f"systemctl status {name} tells whether it runs",
+        )
+    return _target(found, f"--unit {name}")
+
+
+def by_cgroup(path: str) -> Target:
+    """All processes in a control group (and below), by the end of its path."""
+    wanted = "/" + path.strip("/")
+    found = {
+        p.pid for p in _processes() if p.cgroup == wanted or p.cgroup.startswith(wanted + "/")
+    }
+    if not found:
+        raise TargetError(f"no process is in the control group {wanted}", "systemd-cgls lists them")
+    return _target(found, f"--cgroup {wanted}")
+
+
+def by_container(name: str, docker: Path = Path("/var/lib/docker/containers")) -> Target:
+    """All processes of a container, by its id (8 digits or more) or its Docker name."""
+    identity = _container_id(name, docker) or name
+    if len(identity) < 8:
+        raise TargetError(
+            f"no container is called {name!r}",
+            "docker ps (or podman ps) shows names and ids; give the id, or use --cgroup",
+        )
+    found = _in_cgroup(lambda part: identity in part)
+    if not found:
+        raise TargetError(
+            f"no running process belongs to the container {name!r}",
+            "docker ps (or podman ps) shows what runs; give the id, or use --cgroup",
+        )
+    return _target(found, f"--container {name}")
+
+
+def _container_id(name: str, docker: Path) -> str | None:
+    try:
+        for config in docker.glob("*/config.v2.json"):
+            facts = json.loads(config.read_text())
+            if facts.get("Name", "").lstrip("/") == name:
+                return str(facts.get("ID", ""))
+    except (OSError, ValueError, AttributeError):
+        return None
+    return None
+
+
+def discover() -> Target:
+    """The inference servers that run here. One, or several related ones; else an error."""
+    found = {p.pid for p in _processes() if p.engine}
+    if not found:
+        raise TargetError(
+            "no inference server that ttftprof knows is running",
+            "start one, or name your process with --pid, --port or --name",
+        )
+    tops = _one(found, "(no target was given)", "choose one with --pid, --port or --name")
+    process = read_process(next(iter(tops)))
+    title = process.engine if process and process.engine else "server"
+    return _target(tops, f"found {title}, pid {next(iter(tops))}")
+
+
+def _in_cgroup(matches: Callable[[str], bool]) -> set[int]:
+    return {p.pid for p in _processes() if any(matches(part) for part in p.cgroup.split("/"))}
+
+
+def _all_pids() -> set[int]:
+    return {int(e.name) for e in PROC.iterdir() if e.name.isdigit()}
+
+
+def _processes() -> list[ProcessFacts]:
+    return [p for p in map(read_process, sorted(_all_pids())) if p is not None]

@@ -1,0 +1,125 @@
+"""Builds probes/*.bpf.c into collector/ttftprof/kernel/objects/, where the loader looks.
+
+Each source becomes an object; libbpf's static linker joins them into probes.bpf.o, the one that
+is loaded, so that the kernel's types are read once and not per probe. hatchling runs this for
+wheels and editable installs; `python hatch_build.py` does the same in place while a probe is being
+written. Only what is older than a source, a header or this file is rebuilt; what lost its source
+is removed.
+"""
+
+import ctypes
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+ROOT = Path(__file__).resolve().parent
+PROBES = ROOT / "probes"
+OBJECTS = ROOT / "collector/ttftprof/kernel/objects"
+LINKED = OBJECTS / "probes.bpf.o"
+# libbpf's names for the register layouts of PT_REGS_PARM and friends
+TARGET_ARCHES = {"x86_64": "x86", "aarch64": "arm64"}
+# v3: atomics that return a value (kernel 5.12), which clang 14 does not emit by default
+FLAGS = ["-O2", "-g", "-target", "bpf", "-mcpu=v3", "-Wall", "-Werror", "-I", str(PROBES)]
+
+
+class ProbeBuildError(Exception):
+    """The probes could not be built; the message says what to do."""
+
+
+class ProbeBuildHook(BuildHookInterface[Any]):
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if self.target_name == "wheel":
+            build_objects()
+            # The objects know the machine's register layout, but no Python ABI and no libc.
+            build_data["pure_python"] = False
+            build_data["tag"] = f"py3-none-linux_{platform.machine()}"
+
+
+def build_objects() -> list[Path]:
+    """Brings every object up to date and returns those that were rebuilt."""
+    sources = {OBJECTS / f"{s.name.removesuffix('.c')}.o": s for s in PROBES.glob("*.bpf.c")}
+    stale = set(OBJECTS.glob("*.bpf.o")) - set(sources) - {LINKED}
+    for left_over in stale:
+        left_over.unlink()
+    shared_ns = max(map(modified_ns, [Path(__file__), *PROBES.glob("*.h")]))
+    outdated = [
+        o for o, s in sorted(sources.items()) if modified_ns(o) <= max(shared_ns, modified_ns(s))
+    ]
+    if outdated:
+        OBJECTS.mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(lambda o: compile_probe(sources[o], o), outdated))
+    if sources and (stale or modified_ns(LINKED) < max(map(modified_ns, sources))):
+        link_objects(sorted(sources), LINKED)
+        outdated.append(LINKED)
+    return outdated
+
+
+def modified_ns(path: Path) -> int:
+    """When `path` was last written; 0 if it is not there."""
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+def link_objects(objects: list[Path], target: Path) -> None:
+    """Joins probe objects with libbpf's linker; shared maps are declared weak in each."""
+    try:
+        lib = ctypes.CDLL("libbpf.so.1")
+    except OSError as error:
+        raise ProbeBuildError("libbpf.so.1 is not installed: apt-get install libbpf1") from error
+    lib.bpf_linker__new.restype = ctypes.c_void_p
+    partial = target.with_suffix(f".{os.getpid()}")
+    linker = ctypes.c_void_p(lib.bpf_linker__new(str(partial).encode(), None))
+    try:
+        for source in objects:
+            if lib.bpf_linker__add_file(linker, str(source).encode(), None):
+                raise ProbeBuildError(f"{source.name} cannot be linked with the other probes")
+        if lib.bpf_linker__finalize(linker):
+            raise ProbeBuildError("the probes cannot be linked")
+        partial.replace(target)
+    finally:
+        lib.bpf_linker__free(linker)
+        partial.unlink(missing_ok=True)
+
+
+def compile_probe(source: Path, target: Path) -> None:
+    """Compiles one probe; `target` is replaced whole or left as it was."""
+    clang = shutil.which("clang")
+    if clang is None:
+        raise ProbeBuildError("clang is not installed: apt-get install clang")
+    arch = TARGET_ARCHES.get(platform.machine())
+    if arch is None:
+        raise ProbeBuildError(
+            f"no probes for {platform.machine()}, only {', '.join(TARGET_ARCHES)}"
+        )
+    partial = target.with_suffix(f".{os.getpid()}")
+    try:
+        run([clang, *FLAGS, f"-D__TARGET_ARCH_{arch}", "-c", str(source), "-o", str(partial)])
+        if strip := shutil.which("llvm-strip"):
+            run([strip, "--strip-debug", str(partial)])  # DWARF goes, BTF stays
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        hint = ""
+        if "bpf/bpf_" in done.stderr and "file not found" in done.stderr:
+            hint = "\nlibbpf's headers are not installed: apt-get install libbpf-dev"
+        raise ProbeBuildError(f"{' '.join(command)} failed:\n{done.stderr}{hint}")
+
+
+if __name__ == "__main__":
+    try:
+        for built in build_objects():
+            print(f"built {built.relative_to(ROOT)}")
+    except ProbeBuildError as error:
+        sys.exit(str(error))

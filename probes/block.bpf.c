@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+/*
+ * Block requests that serve the target: those for a followed file, whoever
+ * submits them, and those a target thread issues itself (direct I/O).
+ */
+#include "shared.bpf.h"
+
+struct in_flight {
+	u64 start_ns;
+	u64 ino;
+	u64 sector;
+	u32 file_dev;
+	u32 disk;
+	u32 tid;
+	u32 tgid;
+	u32 bytes;
+	u32 depth;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__type(key, u64);
+	__type(value, struct in_flight);
+} requests SEC(".maps");
+
+/* Requests of followed files now at each disk. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 256);
+	__type(key, u32);
+	__type(value, s64);
+} depths SEC(".maps");
+
+static __always_inline void name_file(struct request *rq, struct in_flight *r)
+{
+	struct page *page = BPF_CORE_READ(rq, bio, bi_io_vec, bv_page);
+
+	if (!page)
+		return;
+	u64 mapping = (u64)BPF_CORE_READ(page_head(page), mapping);
+	/* The low bits mark anonymous and movable pages. */
+	if (!mapping || mapping & 3)
+		return;
+	struct inode *host = BPF_CORE_READ((struct address_space *)mapping, host);
+	if (!host)
+		return;
+	r->ino = BPF_CORE_READ(host, i_ino);
+	r->file_dev = BPF_CORE_READ(host, i_sb, s_dev);
+}
+
+static __always_inline s64 depth_change(u32 disk, s64 by)
+{
+	s64 zero = 0;
+	s64 *depth = bpf_map_lookup_elem(&depths, &disk);
+
+	if (!depth) {
+		bpf_map_update_elem(&depths, &disk, &zero, BPF_NOEXIST);
+		depth = bpf_map_lookup_elem(&depths, &disk);
+		if (!depth)
+			return 0;
+	}
+	return __sync_fetch_and_add(depth, by);
+}
+
+#define REQUEST_OP_MASK 0xff
+#define REQUEST_READ 0
+
+SEC("tp_btf/block_rq_issue")
+int BPF_PROG(block__issue, struct request *rq)
+{
+	if ((rq->cmd_flags & REQUEST_OP_MASK) != REQUEST_READ)
+		return 0;
+	struct in_flight r = {};
+	name_file(rq, &r);
+	struct thread_slot *t = current_slot();
+	if (!(r.ino && file_find(r.file_dev, r.ino)) && !t)
+		return 0;
+	u64 id = bpf_get_current_pid_tgid();
+	r.tid = (u32)id;
+	r.tgid = id >> 32;
+	r.bytes = rq->__data_len;
+	r.sector = rq->__sector;
+	r.disk = BPF_CORE_READ(rq, part, bd_dev);
+	r.depth = depth_change(r.disk, 1) + 1;
+	r.start_ns = bpf_ktime_get_ns();
+	u64 key = (u64)rq;
+	if (bpf_map_update_elem(&requests, &key, &r, BPF_ANY)) {
+		depth_change(r.disk, -1);
+		lose(LOST_BLOCK);
+	}
+	return 0;
+}
+
+SEC("tp_btf/block_rq_complete")
+int BPF_PROG(block__complete, struct request *rq, int error, unsigned int bytes)
+{
+	u64 key = (u64)rq;
+	struct in_flight *r = bpf_map_lookup_elem(&requests, &key);
+
+	if (!r)
+		return 0;
+	/* A request may complete in parts: the last one counts. */
+	if (bytes < rq->__data_len)
+		return 0;
+	struct control *c = the_control();
+	if (c) {
+		__sync_fetch_and_add(&c->block_bytes, r->bytes);
+		__sync_fetch_and_add(&c->block_requests, 1);
+	}
+	struct event *e = event_begin(EVENT_BLOCK, r->start_ns);
+	if (e) {
+		e->duration_ns = bpf_ktime_get_ns() - r->start_ns;
+		e->tid = r->tid;
+		e->tgid = r->tgid;
+		e->dev = r->disk;
+		e->ino = r->ino;
+		e->a = r->bytes;
+		e->b = r->sector;
+		e->flags = r->depth > 0xffff ? 0xffff : r->depth;
+		event_end(e);
+	}
+	depth_change(r->disk, -1);
+	bpf_map_delete_elem(&requests, &key);
+	return 0;
+}

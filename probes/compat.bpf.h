@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* Every kernel difference the probes meet, each with what caused it. */
+#pragma once
+
+#include "kernel.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_tracing.h>
+
+#define TASK_DEAD_BIT 0x80
+#define TASK_UNINTERRUPTIBLE_BIT 0x02
+
+/* task_struct::state became __state in 5.14 (2f064a59a11f). */
+struct task_struct___before_5_14 {
+	long state;
+} __attribute__((preserve_access_index));
+
+static __always_inline u32 task_state(struct task_struct *task)
+{
+	if (bpf_core_field_exists(task->__state))
+		return task->__state;
+	return BPF_CORE_READ((struct task_struct___before_5_14 *)task, state);
+}
+
+/* The order of a large folio sits in the low byte of _flags_1 since 6.6
+ * (ebc1baf5c9b4); before, in _folio_order. A page without PG_head has order 0. */
+struct folio___before_6_6 {
+	unsigned char _folio_order;
+} __attribute__((preserve_access_index));
+
+static __always_inline u64 folio_pages(struct folio *folio)
+{
+	unsigned long flags = 0;
+	u32 order = 0;
+
+	/* The flags are the first word; their type changed in 6.18 (memdesc_flags_t). */
+	bpf_probe_read_kernel(&flags, sizeof(flags), folio);
+	if (!(flags & (1UL << bpf_core_enum_value(enum pageflags, PG_head))))
+		return 1;
+	if (bpf_core_field_exists(folio->_flags_1))
+		order = BPF_CORE_READ(folio, _flags_1) & 0xff;
+	else if (bpf_core_field_exists(((struct folio___before_6_6 *)folio)->_folio_order))
+		order = BPF_CORE_READ((struct folio___before_6_6 *)folio, _folio_order);
+	return order < 20 ? 1UL << order : 1;
+}
+
+/* The head of a compound page, so that its mapping can be trusted. */
+static __always_inline struct page *page_head(struct page *page)
+{
+	unsigned long head = BPF_CORE_READ(page, compound_head);
+
+	return head & 1 ? (struct page *)(head - 1) : page;
+}
+
+/* System call number and arguments, as they still stand in the registers when
+ * the call returns. */
+#if defined(__TARGET_ARCH_x86)
+#define REGS_NR(regs) ((s64)(regs)->orig_ax)
+#define REGS_ARG0(regs) ((regs)->di)
+#define REGS_ARG1(regs) ((regs)->si)
+#define REGS_ARG2(regs) ((regs)->dx)
+#define REGS_ARG3(regs) ((regs)->r10)
+#define REGS_ARG4(regs) ((regs)->r8)
+#define REGS_ARG5(regs) ((regs)->r9)
+#define REGS_SP(regs) ((regs)->sp)
+#define O_DIRECT_FLAG 040000
+#elif defined(__TARGET_ARCH_arm64)
+#define REGS_NR(regs) ((s64)(regs)->syscallno)
+#define REGS_ARG0(regs) ((regs)->orig_x0)
+#define REGS_ARG1(regs) ((regs)->regs[1])
+#define REGS_ARG2(regs) ((regs)->regs[2])
+#define REGS_ARG3(regs) ((regs)->regs[3])
+#define REGS_ARG4(regs) ((regs)->regs[4])
+#define REGS_ARG5(regs) ((regs)->regs[5])
+#define REGS_SP(regs) ((regs)->sp)
+#define O_DIRECT_FLAG 0200000
+#endif
+
+/* A thread outside any system call (a fault, an interrupt) shows -1. */
+static __always_inline s64 task_syscall(struct task_struct *task)
+{
+	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
+
+	return regs ? REGS_NR(regs) : -1;
+}

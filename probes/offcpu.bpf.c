@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+/*
+ * Off-CPU intervals of the target's threads, with the reason and, for storage,
+ * the file; and the thread's last words.
+ *
+ * The kernel marks a task that sleeps for I/O (in_iowait), whether a fault, a
+ * read or a direct read put it there, so no fault hook is needed for the waits.
+ * A wait that the mark misses is told by the system call it happened in.
+ */
+#include "shared.bpf.h"
+
+static __always_inline u32 reason_of(struct task_struct *task, u32 state, s64 nr)
+{
+	if (BPF_CORE_READ_BITFIELD(task, in_iowait))
+		return WAIT_STORAGE;
+	u32 by_call = nr >= 0 && nr < 512 ? settings.call_wait[nr & 511] : WAIT_OTHER;
+	if (state & TASK_UNINTERRUPTIBLE_BIT)
+		/* Asleep in D without I/O: a kernel lock (mmap_lock, inode lock), unless
+		 * the call itself is one that waits for a server (direct NFS, FUSE). */
+		return by_call == WAIT_STORAGE || by_call == WAIT_DEVICE ? by_call : WAIT_LOCK;
+	return by_call;
+}
+
+/* read() waits for storage, a pipe or a socket: its file says which. */
+static __always_inline u32 refine_read(struct task_struct *task, struct thread_slot *t, u32 reason)
+{
+	if (reason != WAIT_PIPE)
+		return reason;
+	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
+	u16 mode = file_mode(fd_file(REGS_ARG0(regs)));
+	if (mode == MODE_SOCKET)
+		return WAIT_NETWORK;
+	if (mode == MODE_REGULAR)
+		return WAIT_STORAGE;
+	return WAIT_PIPE;
+}
+
+static __always_inline void note_counters(struct task_struct *task, struct thread_slot *t)
+{
+	t->min_flt = task->min_flt;
+	t->maj_flt = task->maj_flt;
+	t->cpu_ns = task->se.sum_exec_runtime;
+}
+
+static __always_inline void last_words(struct task_struct *task, struct thread_slot *t, u64 now)
+{
+	struct membership *m = bpf_task_storage_get(&members, task, 0, 0);
+	struct event *e = event_begin(EVENT_THREAD_END, t->since_ns);
+
+	if (e) {
+		e->duration_ns = now - t->since_ns;
+		e->tid = t->tid;
+		e->tgid = t->tgid;
+		e->a = t->min_flt;
+		e->b = t->maj_flt;
+		e->ino = t->cpu_ns;
+		event_end(e);
+	}
+	if (!m)
+		return;
+	u32 slot = m->slot;
+	bpf_task_storage_delete(&members, task);
+	bpf_map_push_elem(&free_threads, &slot, BPF_ANY);
+}
+
+static __always_inline void going_off(struct task_struct *task, struct thread_slot *t,
+				      bool preempted, u64 now)
+{
+	u32 state = task_state(task);
+
+	note_counters(task, t);
+	if (state & TASK_DEAD_BIT) {
+		last_words(task, t, now);
+		return;
+	}
+	if (preempted || !state) {
+		t->off_reason = WAIT_RUNNABLE;
+		t->off_syscall = -1;
+	} else {
+		s64 nr = task_syscall(task);
+
+		t->off_syscall = nr;
+		t->off_reason = refine_read(task, t, reason_of(task, state, nr));
+	}
+	t->off_ns = now;
+}
+
+static __always_inline void coming_on(struct thread_slot *t, u64 now)
+{
+	u64 began = t->off_ns;
+	u32 reason = t->off_reason;
+
+	if (!began)
+		return;
+	t->off_ns = 0;
+	u64 waited = now - began;
+	if (waited < settings.short_wait_ns) {
+		if (reason < WAIT_REASONS) {
+			t->short_ns[reason] += waited;
+			t->short_count[reason]++;
+		}
+		return;
+	}
+	struct event *e = event_begin(EVENT_OFFCPU, began);
+	if (!e)
+		return;
+	e->duration_ns = waited;
+	e->tid = t->tid;
+	e->tgid = t->tgid;
+	e->flags = reason;
+	e->a = (s64)t->off_syscall;
+	if (reason == WAIT_STORAGE) {
+		e->dev = t->file_dev;
+		e->ino = t->file_ino;
+	}
+	event_end(e);
+}
+
+SEC("tp_btf/sched_switch")
+int BPF_PROG(offcpu__switch, bool preempted, struct task_struct *prev, struct task_struct *next)
+{
+	struct thread_slot *off = slot_of(prev);
+	struct thread_slot *on = slot_of(next);
+
+	/* Kept apart from the compiler, which would or the two pointers together. */
+	barrier_var(off);
+	if (!off) {
+		barrier_var(on);
+		if (!on)
+			return 0;
+	}
+	u64 now = bpf_ktime_get_ns();
+	if (off)
+		going_off(prev, off, preempted, now);
+	if (on)
+		coming_on(on, now);
+	return 0;
+}

@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * Maps and helpers that all probes share.
+ *
+ * Each source declares every map, weakly; the build links the sources into one
+ * object, so the kernel's types are read once and the maps exist once. A program
+ * is called <stem>__<what>, which says what probe it is part of. Membership is task storage: a
+ * thread is a target exactly if it has one, which costs a stranger one pointer
+ * test and cannot outlive the thread, so a reused pid is never mistaken.
+ */
+#pragma once
+
+#include "compat.bpf.h"
+#include "events.h"
+
+#define EVENT_RING_BYTES (8 << 20)
+#define TEXT_RING_BYTES (4 << 20)
+#define THREADS 8192
+#define FILES 4096
+#define TOUCH_GAP_JIFFIES 4
+
+struct membership {
+	u32 slot;
+	u32 pad;
+};
+
+struct file_key {
+	u64 ino;
+	u32 dev;
+	u32 pad;
+};
+
+struct scratch {
+	struct text head;
+	u8 bytes[TEXT_PIECE];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, EVENT_RING_BYTES);
+} events __weak SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, TEXT_RING_BYTES);
+} texts __weak SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct membership);
+} members __weak SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, THREADS);
+	__type(key, u32);
+	__type(value, struct thread_slot);
+} threads __weak SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_QUEUE);
+	__uint(max_entries, THREADS);
+	__type(value, u32);
+} free_threads __weak SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, FILES);
+	__type(key, u32);
+	__type(value, struct file_slot);
+} files __weak SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, FILES);
+	__type(key, struct file_key);
+	__type(value, u32);
+} file_index __weak SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct control);
+} control __weak SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct scratch);
+} scratches __weak SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, HANDLERS);
+	__type(key, u32);
+	__type(value, u32);
+} handlers __weak SEC(".maps");
+
+/* All that .rodata holds: the collector writes it whole before the load. */
+const volatile struct settings settings __weak = {};
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+static __always_inline struct control *the_control(void)
+{
+	u32 zero = 0;
+
+	return bpf_map_lookup_elem(&control, &zero);
+}
+
+static __always_inline void lose(u32 what)
+{
+	struct control *c = the_control();
+
+	if (c && what < LOST_KINDS)
+		__sync_fetch_and_add(&c->lost[what], 1);
+}
+
+/* The collector drains on a schedule; it is only woken when a quarter is full,
+ * so that recording an event never costs a wake-up. */
+static __always_inline struct event *event_begin(u16 kind, u64 start_ns)
+{
+	struct event *e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
+
+	if (!e) {
+		lose(LOST_EVENTS);
+		return 0;
+	}
+	e->start_ns = start_ns;
+	e->duration_ns = 0;
+	e->kind = kind;
+	e->flags = 0;
+	e->dev = 0;
+	e->ino = 0;
+	e->a = 0;
+	e->b = 0;
+	u64 id = bpf_get_current_pid_tgid();
+	e->tid = (u32)id;
+	e->tgid = id >> 32;
+	return e;
+}
+
+static __always_inline void event_end(struct event *e)
+{
+	u64 waiting = bpf_ringbuf_query(&events, BPF_RB_AVAIL_DATA);
+	u64 flags = waiting > settings.ring_bytes / 4 ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
+
+	bpf_ringbuf_submit(e, flags);
+}
+
+static __always_inline struct thread_slot *slot_of(struct task_struct *task)
+{
+	struct membership *m = bpf_task_storage_get(&members, task, 0, 0);
+
+	if (!m)
+		return 0;
+	u32 slot = m->slot;
+	return bpf_map_lookup_elem(&threads, &slot);
+}
+
+#define PF_IO_WORKER 0x10
+
+/* io_uring's workers are made without a fork event; they act for their process. */
+static __always_inline struct thread_slot *current_slot(void)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct thread_slot *t = slot_of(task);
+
+	if (!t && task->flags & PF_IO_WORKER)
+		return slot_of(task->group_leader);
+	return t;
+}
+
+static __always_inline struct file_slot *file_find(u32 dev, u64 ino)
+{
+	struct file_key key = {.ino = ino, .dev = dev};
+	u32 *index = bpf_map_lookup_elem(&file_index, &key);
+
+	if (!index)
+		return 0;
+	u32 slot = *index;
+	return bpf_map_lookup_elem(&files, &slot);
+}
+
+/* The slot of a file, made if need be. Racing makers: one wins, the slot of the
+ * other stays unused. */
+static __always_inline struct file_slot *file_follow(u32 dev, u64 ino, u64 size_bytes)
+{
+	struct file_key key = {.ino = ino, .dev = dev};
+	struct file_slot *found = file_find(dev, ino);
+	struct control *c = the_control();
+
+	if (found || !c)
+		return found;
+	u32 slot = __sync_fetch_and_add(&c->files_used, 1);
+	struct file_slot *f = bpf_map_lookup_elem(&files, &slot);
+	if (!f) {
+		lose(LOST_FILES);
+		return 0;
+	}
+	f->dev = dev;
+	f->ino = ino;
+	f->size_bytes = size_bytes;
+	f->since_ns = bpf_ktime_get_ns();
+	if (bpf_map_update_elem(&file_index, &key, &slot, BPF_NOEXIST)) {
+		f->since_ns = 0;
+		return file_find(dev, ino);
+	}
+	return f;
+}
+
+/* Marks the first activity after a pause: an edge the counters cannot give. */
+static __always_inline void file_touch(struct file_slot *f)
+{
+	u64 now = bpf_jiffies64();
+	u64 last = f->touch_jiffies;
+
+	f->touch_jiffies = now;
+	if (now - last < TOUCH_GAP_JIFFIES)
+		return;
+	struct event *e = event_begin(EVENT_TOUCH, bpf_ktime_get_ns());
+	if (!e)
+		return;
+	e->dev = f->dev;
+	e->ino = f->ino;
+	event_end(e);
+}
+
+/* The thread asks for pages of this file: what it waits for next is its. */
+static __always_inline struct file_slot *file_wanted(struct thread_slot *t, struct inode *host)
+{
+	t->file_ino = host->i_ino;
+	t->file_dev = host->i_sb->s_dev;
+	return file_find(t->file_dev, t->file_ino);
+}
+
+static __always_inline struct file *fd_file(u64 fd)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct fdtable *table = task->files->fdt;
+	struct file *file = 0;
+
+	if (fd >= table->max_fds)
+		return 0;
+	bpf_probe_read_kernel(&file, sizeof(file), table->fd + fd);
+	return file;
+}
+
+static __always_inline u16 file_mode(struct file *file)
+{
+	return file ? BPF_CORE_READ(file, f_inode, i_mode) & 0170000 : 0;
+}
+
+#define MODE_REGULAR 0100000
+#define MODE_SOCKET 0140000
+#define MODE_FIFO 0010000
+#define MODE_CHAR 0020000
+
+struct inode_facts {
+	u64 ino;
+	u64 size_bytes;
+	u64 cached_pages;
+	u32 dev;
+};
+
+static __always_inline void inode_read(struct inode *inode, struct inode_facts *out)
+{
+	out->ino = BPF_CORE_READ(inode, i_ino);
+	out->size_bytes = BPF_CORE_READ(inode, i_size);
+	out->dev = BPF_CORE_READ(inode, i_sb, s_dev);
+	out->cached_pages = BPF_CORE_READ(inode, i_mapping, nrpages);
+}
+
+/* The inode whose pages the file reads: a block device's own differs from that of
+ * its node. (An overlayfs file's pages belong to the file beneath; that one is
+ * followed when a target first pulls its pages in.) */
+static __always_inline struct inode *file_cache_inode(struct file *file)
+{
+	return BPF_CORE_READ(file, f_mapping, host);
+}

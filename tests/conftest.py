@@ -1,0 +1,39 @@
+"""Which tests can run here. With TTFTPROF_REQUIRE_KERNEL=1 (CI) what cannot run fails."""
+
+import os
+import platform
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from lab.llama_server import BINARY
+from lab.make_model import make_model
+
+REQUIRED = os.environ.get("TTFTPROF_REQUIRE_KERNEL") == "1"
+
+
+def unsupported(reason: str) -> NoReturn:
+    """Skips the test, or fails it where this machine should have had it."""
+    if REQUIRED:
+        pytest.fail(f"required here, but unsupported: {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("kernel"):
+        if os.geteuid() != 0:
+            unsupported("loading BPF programs needs root")
+        if not Path("/sys/kernel/btf/vmlinux").exists():
+            unsupported(f"kernel {platform.release()} has no BTF")
+    if item.get_closest_marker("engine") and not BINARY.exists():
+        unsupported("no llama-server: run scripts/engine")
+
+
+@pytest.fixture(scope="session")
+def models_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models `a` and `b`, 60 MB each, for the real engine."""
+    folder = tmp_path_factory.mktemp("models")
+    for seed, name in enumerate("ab", start=1):
+        make_model(folder / f"{name}.gguf", size_mb=60, layers=6, seed=seed)
+    return folder

@@ -1,0 +1,370 @@
+"""The router: one port, at most one model resident, each model a child process executed anew.
+
+As in llama-server's router mode: the old child is told to stop and waited for, the new one is
+executed on a port of its own, its /health is polled at a fixed quantum, then the request is
+forwarded and the reply relayed.  Requests are admitted first come, first served; one for another
+model waits until the resident one is unused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import itertools
+import json
+import os
+import re
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import wire
+from .config import ServerConfig, load_config
+from .logs import Log
+from .processes import on_sigterm
+from .truth import TruthWriter
+from .wire import now_ns
+
+READY_TIMEOUT_S = 60.0
+EXIT_TIMEOUT_S = 30.0
+RELAY_TIMEOUT_S = 120.0
+_TEXT = re.compile(rb'"content": ?"[^"]')
+_TEXT_BYTES = 12  # the longest match less one: what a split may leave behind
+
+
+class SwitchError(Exception):
+    """The new runner did not come up."""
+
+
+@dataclass(frozen=True)
+class Resident:
+    """The one model that runs."""
+
+    model: str
+    port: int
+    process: subprocess.Popen[bytes]
+
+
+@dataclass(frozen=True)
+class Switch:
+    """The front's stamps of one switch; the first two are None where nothing was resident."""
+
+    kill_ns: int | None
+    reaped_ns: int | None
+    exec_ns: int
+    ready_seen_ns: int
+
+
+@dataclass(frozen=True)
+class Admission:
+    resident: Resident
+    switch: Switch | None
+    admitted_ns: int
+
+
+class Switchboard:
+    """Who may use the resident model, and who makes another one resident."""
+
+    def __init__(self, config: ServerConfig, config_path: Path, log: Log) -> None:
+        self._config = config
+        self._config_path = config_path
+        self._log = log
+        self._turn = threading.Condition()
+        self._line: collections.deque[object] = collections.deque()
+        self._in_flight = 0
+        self._resident: Resident | None = None
+
+    @contextmanager
+    def admitted(self, model: str) -> Iterator[Admission]:
+        """Holds the model resident while the request is relayed."""
+        admission = self._admit(model)
+        try:
+            yield admission
+        finally:
+            with self._turn:
+                self._in_flight -= 1
+                self._turn.notify_all()
+
+    def stop(self) -> None:
+        if self._resident is not None:
+            self._resident.process.kill()
+            self._resident.process.wait(EXIT_TIMEOUT_S)
+
+    def _admit(self, model: str) -> Admission:
+        ticket = object()
+        with self._turn:
+            self._line.append(ticket)
+            self._turn.wait_for(lambda: self._line[0] is ticket and self._may_go(model))
+        try:
+            # The head of the line switches without the lock; the others wait behind its ticket.
+            switch = None if self._is_resident(model) else self._switch(model)
+            with self._turn:
+                self._in_flight += 1
+                assert self._resident is not None
+                return Admission(self._resident, switch, now_ns())
+        finally:
+            with self._turn:
+                self._line.remove(ticket)
+                self._turn.notify_all()
+
+    def _may_go(self, model: str) -> bool:
+        return self._is_resident(model) or self._in_flight == 0
+
+    def _is_resident(self, model: str) -> bool:
+        resident = self._resident
+        return resident is not None and resident.model == model and resident.process.poll() is None
+
+    def _switch(self, model: str) -> Switch:
+        kill_ns, reaped_ns = self._evict(model) if self._resident else (None, None)
+        resident, exec_ns = self._spawn(model)
+        self._resident = resident
+        try:
+            ready_seen_ns = self._await_ready(resident)
+        except SwitchError:
+            self.stop()
+            self._resident = None
+            raise
+        return Switch(kill_ns, reaped_ns, exec_ns, ready_seen_ns)
+
+    def _evict(self, successor: str) -> tuple[int, int]:
+        old, self._resident = self._resident, None
+        assert old is not None
+        kill_ns = now_ns()
+        old.process.terminate()
+        self._log.line(
+            f"srv  unload_lru: evicting idle LRU name={old.model} to make room for name={successor}"
+        )
+        _reap(old.process)
+        reaped_ns = now_ns()
+        self._log.line(
+            f"srv  operator(): instance name={old.model} exited with status"
+            f" {old.process.returncode}"
+        )
+        return kill_ns, reaped_ns
+
+    def _spawn(self, model: str) -> tuple[Resident, int]:
+        port = wire.free_port(self._config.host)
+        self._log.line(f"srv  load: spawning server instance with name={model} on port {port}")
+        command = [sys.executable, "-S", "-m", "workloads.runner", "--config"]
+        command += [str(self._config_path), "--model", model, "--port", str(port), "--routed"]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        exec_ns = now_ns()  # Popen returns when the child's exec has succeeded
+        threading.Thread(target=_pass_stderr, args=(process, port), daemon=True).start()
+        return Resident(model, port, process), exec_ns
+
+    def _await_ready(self, resident: Resident) -> int:
+        """Polls on an absolute schedule; when the first poll that found it ready returned."""
+        deadline_ns = now_ns() + int(READY_TIMEOUT_S * 1e9)
+        next_poll_ns = now_ns()
+        while now_ns() < deadline_ns:
+            if self._is_healthy(resident):
+                return now_ns()
+            if resident.process.poll() is not None:
+                raise SwitchError(f"runner ended with {resident.process.returncode}")
+            next_poll_ns += self._config.health_quantum_ns
+            time.sleep(max(0, next_poll_ns - now_ns()) / 1e9)
+        raise SwitchError("runner did not become ready in time")
+
+    def _is_healthy(self, resident: Resident) -> bool:
+        try:
+            with wire.connect(self._config.host, resident.port, 5.0) as sock:
+                sock.sendall(b"GET /health HTTP/1.1\r\nHost: runner\r\nConnection: close\r\n\r\n")
+                reply = wire.Reader(sock).read_message()
+        except (OSError, wire.WireError):
+            return False
+        return reply is not None and reply.status == 200
+
+
+class Front:
+    def __init__(self, config: ServerConfig, config_path: Path) -> None:
+        self._config = config
+        self._log = Log(enabled=config.logs)
+        self._truth = TruthWriter(config.truth_path)
+        self._board = Switchboard(config, config_path, self._log)
+        self._request_ids = itertools.count(1)
+
+    def run(self) -> None:
+        on_sigterm(self._leave)
+        listener = wire.listen(
+            self._config.host, self._config.port, kernel_stamps=self._config.kernel_stamps
+        )
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        print(json.dumps({"listening": listener.getsockname()[1]}), flush=True)
+        while os.read(0, 4096):  # ends with whoever started this server
+            pass
+        self._leave()
+
+    def _leave(self) -> None:
+        self._board.stop()
+        os._exit(0)
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            connection, _ = listener.accept()
+            threading.Thread(target=self._connection, args=(connection,), daemon=True).start()
+
+    def _connection(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        reader = wire.Reader(connection, kernel_stamps=self._config.kernel_stamps)
+        try:
+            while (request := reader.read_message()) is not None:
+                self._answer(connection, request)
+        except (OSError, wire.WireError):
+            pass
+        finally:
+            connection.close()
+
+    def _answer(self, connection: socket.socket, request: wire.Message) -> None:
+        if request.path == "/v1/chat/completions" and request.method == "POST":
+            self._answer_chat(connection, request)
+        elif request.path == "/health":
+            connection.sendall(wire.json_response(200, {"status": "ok"}))
+        elif request.path in ("/models", "/v1/models"):
+            listed = [{"id": name} for name in self._config.models]
+            connection.sendall(wire.json_response(200, {"object": "list", "data": listed}))
+        else:
+            connection.sendall(wire.json_response(404, {"error": "no such path"}))
+
+    def _answer_chat(self, connection: socket.socket, request: wire.Message) -> None:
+        body: dict[str, Any] = json.loads(request.body)
+        model = str(body.get("model"))
+        if model not in self._config.models:
+            connection.sendall(wire.json_response(400, {"error": f"no model {model}"}))
+            return
+        request_id = request.headers.get("x-request-id") or f"r{next(self._request_ids)}"
+        try:
+            with self._board.admitted(model) as admission:
+                self._relay(connection, request, request_id, admission)
+        except SwitchError as error:
+            connection.sendall(wire.json_response(500, {"error": str(error)}))
+
+    def _relay(
+        self,
+        connection: socket.socket,
+        request: wire.Message,
+        request_id: str,
+        admission: Admission,
+    ) -> None:
+        resident, switch = admission.resident, admission.switch
+        with wire.connect(self._config.host, resident.port, RELAY_TIMEOUT_S) as upstream:
+            forward_ns = now_ns()
+            upstream.sendall(_forwarded(request, request_id))
+            self._log.line(
+                f"srv  proxy_reques: proxying request to model {resident.model}"
+                f" on port {resident.port}"
+            )
+            relay = Relay(upstream, connection)
+            try:
+                relay.run()
+            finally:
+                self._truth.write(
+                    "front",
+                    request_id=request_id,
+                    pid=os.getpid(),
+                    model=resident.model,
+                    runner_pid=resident.process.pid,
+                    request_start_ns=request.first_byte_ns,
+                    admitted_ns=admission.admitted_ns,
+                    kill_ns=switch and switch.kill_ns,
+                    reaped_ns=switch and switch.reaped_ns,
+                    exec_ns=switch and switch.exec_ns,
+                    ready_seen_ns=switch and switch.ready_seen_ns,
+                    forward_ns=forward_ns,
+                    first_token_ns=relay.first_token_ns,
+                )
+
+
+class Relay:
+    """Passes one reply through unchanged; stamps just before the first generated text goes out."""
+
+    def __init__(self, upstream: socket.socket, downstream: socket.socket) -> None:
+        self._upstream = upstream
+        self._downstream = downstream
+        self.first_token_ns: int | None = None
+        self._recent = b""
+
+    def run(self) -> None:
+        reply = b""
+        while b"\r\n\r\n" not in reply:
+            reply += self._recv()
+        start, body = reply.split(b"\r\n\r\n", 1)
+        chunked = b"chunked" in start
+        remaining_bytes = -1 if chunked else _content_length(start) - len(body)
+        data = reply
+        while True:
+            self._send(data)
+            if self._ended(chunked, remaining_bytes):
+                return
+            data = self._recv()
+            remaining_bytes -= len(data)
+
+    def _recv(self) -> bytes:
+        data = self._upstream.recv(1 << 16)
+        if not data:
+            raise wire.WireError("runner closed in the middle of a reply")
+        return data
+
+    def _send(self, data: bytes) -> None:
+        self._recent = self._recent[-_TEXT_BYTES:] + data
+        if self.first_token_ns is None and _TEXT.search(self._recent):
+            self.first_token_ns = now_ns()
+        self._downstream.sendall(data)
+
+    def _ended(self, chunked: bool, remaining_bytes: int) -> bool:
+        return self._recent.endswith(b"\r\n0\r\n\r\n") if chunked else remaining_bytes <= 0
+
+
+def _content_length(start: bytes) -> int:
+    found = re.search(rb"content-length: *(\d+)", start, re.IGNORECASE)
+    return int(found.group(1)) if found else 0
+
+
+def _forwarded(request: wire.Message, request_id: str) -> bytes:
+    headers = {
+        "Host": "runner",
+        "X-Request-Id": request_id,
+        "Content-Type": "application/json",
+        "Content-Length": str(len(request.body)),
+    }
+    lines = [request.start_line, *(f"{name}: {value}" for name, value in headers.items())]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode() + request.body
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    """Woken by the exit itself: Popen.wait with a timeout would poll, in steps of up to 50 ms."""
+    fd = os.pidfd_open(process.pid)
+    try:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        poll.poll(EXIT_TIMEOUT_S * 1000)
+    finally:
+        os.close(fd)
+    process.kill()  # nothing, if it has ended
+    process.wait()
+
+
+def _pass_stderr(process: subprocess.Popen[bytes], port: int) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        os.write(2, b"[%d] %b" % (port, line))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="workloads.front")
+    parser.add_argument("--config", required=True, type=Path)
+    config_path = parser.parse_args().config
+    Front(load_config(config_path), config_path).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Child programs of the workload: started by module name, ended by the end of their stdin."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from .build import WorkloadError
+
+STOP_TIMEOUT_S = 10.0
+_TESTS_DIR = Path(__file__).parents[1]
+
+
+@contextmanager
+def started(
+    module: str, *arguments: str, stderr: IO[bytes] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A program of this package; it and all it started are gone when the block ends, however."""
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-m", f"workloads.{module}", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        env={**os.environ, "PYTHONPATH": str(_TESTS_DIR)},
+    )
+    try:
+        yield process
+    finally:
+        _stop(process)
+
+
+def say(process: subprocess.Popen[bytes], **fields: Any) -> None:
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(fields).encode() + b"\n")
+    process.stdin.flush()
+
+
+def hear(process: subprocess.Popen[bytes], timeout_s: float) -> dict[str, Any]:
+    """The next line of JSON that it prints."""
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], timeout_s)
+    line = process.stdout.readline() if ready else b""
+    if not line:
+        raise WorkloadError(f"{process.args!r} said nothing; exit status {process.poll()}")
+    answer: dict[str, Any] = json.loads(line)
+    return answer
+
+
+def on_sigterm(act: Callable[[], None]) -> None:
+    """Call before any thread starts. `act` runs in a thread of its own.
+
+    A Python signal handler would not do: one that comes as the main thread is about to block in a
+    queue or a read is noticed only when that returns.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def wait() -> None:
+        signal.sigwait({signal.SIGTERM})
+        act()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def own_counters() -> dict[str, int]:
+    """What the kernel counts of this process: faults, reads, bytes it had storage read."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    lines = Path("/proc/self/io").read_text().splitlines()
+    io = {name: int(value) for name, value in (line.split(": ") for line in lines)}
+    return {
+        "major_faults": usage.ru_majflt,
+        "minor_faults": usage.ru_minflt,
+        "read_calls": io["syscr"],
+        "called_bytes": io["rchar"],
+        "storage_bytes": io["read_bytes"],
+    }
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """The end of stdin ends a program, and its children's ends with it; kill is for a hung one."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with suppress(BrokenPipeError):
+        process.stdin.close()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(STOP_TIMEOUT_S)
+    process.stdout.close()
