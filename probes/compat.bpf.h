@@ -9,6 +9,7 @@
 
 #define TASK_DEAD_BIT 0x80
 #define TASK_UNINTERRUPTIBLE_BIT 0x02
+#define TASK_ASLEEP_BITS 0x03
 
 /* task_struct::state became __state in 5.14 (2f064a59a11f). */
 struct task_struct___before_5_14 {

@@ -1,25 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
 /*
  * Off-CPU intervals of the target's threads, with the reason and, for storage,
- * the file; and the thread's last words.
- *
- * The kernel marks a task that sleeps for I/O (in_iowait), whether a fault, a
- * read or a direct read put it there, so no fault hook is needed for the waits.
- * A wait that the mark misses is told by the system call it happened in.
+ * the file; and the thread's last words. wait_reason_of in shared.bpf.h says what
+ * a wait is for.
  */
 #include "shared.bpf.h"
-
-static __always_inline u32 reason_of(struct task_struct *task, u32 state, s64 nr)
-{
-	if (BPF_CORE_READ_BITFIELD(task, in_iowait))
-		return WAIT_STORAGE;
-	u32 by_call = nr >= 0 && nr < 512 ? settings.call_wait[nr & 511] : WAIT_OTHER;
-	if (state & TASK_UNINTERRUPTIBLE_BIT)
-		/* Asleep in D without I/O: a kernel lock (mmap_lock, inode lock), unless
-		 * the call itself is one that waits for a server (direct NFS, FUSE). */
-		return by_call == WAIT_STORAGE || by_call == WAIT_DEVICE ? by_call : WAIT_LOCK;
-	return by_call;
-}
 
 /* read() waits for storage, a pipe or a socket: its file says which. */
 static __always_inline u32 refine_read(struct task_struct *task, struct thread_slot *t, u32 reason)
@@ -80,7 +65,7 @@ static __always_inline void going_off(struct task_struct *task, struct thread_sl
 		s64 nr = task_syscall(task);
 
 		t->off_syscall = nr;
-		t->off_reason = refine_read(task, t, reason_of(task, state, nr));
+		t->off_reason = refine_read(task, t, wait_reason_of(task, state, nr));
 	}
 	t->off_ns = now;
 }

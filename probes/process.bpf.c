@@ -51,8 +51,16 @@ int process__seed(struct bpf_iter__task *ctx)
 	if (!task)
 		return 0;
 	u32 tgid = task->tgid;
-	if (bpf_map_lookup_elem(&seeds, &tgid))
-		follow(task);
+	if (!bpf_map_lookup_elem(&seeds, &tgid))
+		return 0;
+	struct thread_slot *t = follow(task);
+	u32 state = task_state(task);
+	if (!t || !(state & TASK_ASLEEP_BITS))
+		return 0;
+	/* Asleep since before we looked: its wait begins, for us, now. */
+	t->off_syscall = task_syscall(task);
+	t->off_reason = wait_reason_of(task, state, t->off_syscall);
+	t->off_ns = t->since_ns;
 	return 0;
 }
 

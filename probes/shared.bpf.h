@@ -285,3 +285,18 @@ static __always_inline struct inode *file_cache_inode(struct file *file)
 {
 	return BPF_CORE_READ(file, f_mapping, host);
 }
+
+/* The kernel marks a task that sleeps for I/O (in_iowait), whether a fault, a read
+ * or a direct read put it there, so no fault hook is needed for the waits. A wait
+ * that the mark misses is told by the system call it happened in. */
+static __always_inline u32 wait_reason_of(struct task_struct *task, u32 state, s64 nr)
+{
+	if (BPF_CORE_READ_BITFIELD(task, in_iowait))
+		return WAIT_STORAGE;
+	u32 by_call = nr >= 0 && nr < 512 ? settings.call_wait[nr & 511] : WAIT_OTHER;
+	if (state & TASK_UNINTERRUPTIBLE_BIT)
+		/* Asleep in D without I/O: a kernel lock (mmap_lock, inode lock), unless
+		 * the call itself is one that waits for a server (direct NFS, FUSE). */
+		return by_call == WAIT_STORAGE || by_call == WAIT_DEVICE ? by_call : WAIT_LOCK;
+	return by_call;
+}

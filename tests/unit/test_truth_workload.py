@@ -11,9 +11,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
 from workloads import counted, wire
 from workloads.build import WorkloadError, build_library
 from workloads.cache import drop_cache, make_model, residency, warm_cache
@@ -21,7 +23,7 @@ from workloads.client import ChatRequest, chat, chat_on
 from workloads.config import MIB, MS, ModelConfig, ServerConfig
 from workloads.scenarios import SCENARIOS, Scenario, ScenarioRun, run_scenario
 from workloads.server import Server, router
-from workloads.truth import PHASES, TruthError, _partition, read_truth
+from workloads.truth import PHASES, TruthError, _partition, await_truth
 
 ARRIVAL_SLACK_NS = 2 * MS  # loopback, from the client's send to the server's socket
 RECEIVE_SLACK_NS = 50 * MS  # the client's thread may wait for a core
@@ -51,6 +53,7 @@ def small_server(workdir: Path) -> Iterator[tuple[Server, ServerConfig]]:
                 init_ns=0,
                 prefill_ns_per_token=MS // 10,
                 launch_ns=0,
+                parallel=2 if name == "b" else 1,
             )
             for name in ("a", "b")
         },
@@ -72,6 +75,7 @@ def test_scenario_says_the_truth(name: str, workdir: Path) -> None:
         after=lambda pid: hooks.append(("after", pid)),
     )
     assert hooks == [("before", run.server_pid), ("after", run.server_pid)]
+    assert run.truth.complete
     _assert_partition(run)
     _assert_client_agrees(run)
     _assert_cache_state(run)
@@ -161,17 +165,29 @@ def test_unknown_model_is_an_error(small_server: tuple[Server, ServerConfig]) ->
     assert chat(ChatRequest(server.port, "nobody", "bad")).outcome == "http_error"
 
 
-def test_a_client_that_gives_up_leaves_no_truth(
+def test_a_client_that_gives_up_is_no_complete_request(
     small_server: tuple[Server, ServerConfig],
 ) -> None:
     server, config = small_server
     request = ChatRequest(server.port, "a", "gone", prompt_tokens=2000, timeout_s=0.05)
     assert chat(request).outcome == "timeout"
     assert chat(ChatRequest(server.port, "a", "next")).outcome == "ok"
-    time.sleep(0.05)
-    by_id = {truth.request_id: truth for truth in read_truth(config.truth_path)}
-    assert "next" in by_id
+    by_id = {truth.request_id: truth for truth in await_truth(config.truth_path, {"next"})}
+    assert "gone" not in by_id or not by_id["gone"].complete
     assert by_id["next"].totals_ns["queue"] > 0
+
+
+def test_two_slots_do_not_wait_for_each_other(
+    small_server: tuple[Server, ServerConfig],
+) -> None:
+    server, config = small_server
+    chat(ChatRequest(server.port, "b", "slots-warm"))
+    requests = [ChatRequest(server.port, "b", f"slots-{n}", prompt_tokens=500) for n in (1, 2)]
+    with ThreadPoolExecutor(2) as pool:
+        assert [result.outcome for result in pool.map(chat, requests)] == ["ok", "ok"]
+    ids = {request.request_id for request in requests}
+    by_id = {truth.request_id: truth for truth in await_truth(config.truth_path, ids)}
+    assert all(by_id[request.request_id].totals_ns["queue"] < 10 * MS for request in requests)
 
 
 def test_log_lines_pass_through_the_front(small_server: tuple[Server, ServerConfig]) -> None:
@@ -192,7 +208,7 @@ def test_killed_server_takes_its_runner_along(workdir: Path, tmp_path: Path) -> 
     )
     with router(config, tmp_path) as server:
         chat(ChatRequest(server.port, "a", "one"))
-        (truth,) = read_truth(config.truth_path)
+        (truth,) = await_truth(config.truth_path, {"one"})
         os.kill(server.pid, signal.SIGKILL)
         deadline = time.monotonic() + 5
         while _runs(truth.runner_pid) and time.monotonic() < deadline:
@@ -268,6 +284,18 @@ def test_command_line_lists_and_runs(workdir: Path) -> None:
     )
     assert "resident_warm" in done.stdout
     assert "prefill=" in done.stdout
+
+
+def test_nothing_stays_when_a_hook_fails(workdir: Path) -> None:
+    pids: list[int] = []
+
+    def fail(pid: int) -> None:
+        pids.append(pid)
+        raise RuntimeError("no profiler here")
+
+    with pytest.raises(RuntimeError, match="no profiler"):
+        run_scenario("resident_warm", workdir, before_switch=fail)
+    assert not _runs(pids[0])
 
 
 def test_workload_error_names_the_log(workdir: Path) -> None:

@@ -281,6 +281,7 @@ class Front:
                     ready_seen_ns=switch and switch.ready_seen_ns,
                     forward_ns=forward_ns,
                     first_token_ns=relay.first_token_ns,
+                    complete=relay.complete,
                 )
 
 
@@ -291,6 +292,7 @@ class Relay:
         self._upstream = upstream
         self._downstream = downstream
         self.first_token_ns: int | None = None
+        self.complete = False
         self._recent = b""
 
     def run(self) -> None:
@@ -304,6 +306,7 @@ class Relay:
         while True:
             self._send(data)
             if self._ended(chunked, remaining_bytes):
+                self.complete = True
                 return
             data = self._recv()
             remaining_bytes -= len(data)

@@ -280,6 +280,7 @@ class Runner:
             prefill_end_ns=job.prefill_end_ns,
             prompt_tokens=job.prompt_tokens,
             first_token_ns=first_token_ns,
+            complete=not job.cancelled,
             counters=own_counters(),
         )
 

@@ -21,7 +21,7 @@ from .cache import drop_cache, make_model, residency, warm_cache
 from .client import ChatRequest, ClientResult, chat
 from .config import MIB, MS, LoadMode, ModelConfig, ServerConfig
 from .server import Server, pick_port, router, supervised
-from .truth import TruthRequest, read_truth
+from .truth import TruthRequest, await_truth
 
 Hook = Callable[[int], None]
 Drive = Literal["switch", "resident", "queued", "queued_switch", "restart"]
@@ -33,7 +33,6 @@ WEIGHTS_A_BYTES = 96 * MIB + 7919
 WEIGHTS_B_BYTES = 384 * MIB + 104729
 _SETTLE_S = 0.1
 _AHEAD_S = 0.2  # how long the request in front has been at work when the queued one is sent
-_TRUTH_TIMEOUT_S = 5.0
 
 _A = ModelConfig(load_mode="read", init_ns=5 * MS, prefill_ns_per_token=MS // 2)
 _B = ModelConfig(launch_ns=5 * MS)
@@ -260,7 +259,7 @@ def run_scenario(
         if before_switch is not None:
             before_switch(server.pid)
         clients = _drive(scenario, server)
-        requests = _await_truth(Path(config.truth_path), clients)
+        requests = await_truth(config.truth_path, {client.request_id for client in clients})
         if after is not None:
             after(server.pid)
         return ScenarioRun(
@@ -365,16 +364,3 @@ def _ask(
             f"{request_id}: {result.outcome} (status {result.status}); see {server.log_path}"
         )
     return result
-
-
-def _await_truth(path: Path, clients: list[ClientResult]) -> list[TruthRequest]:
-    """Stamps are written after the answer has left, so a moment may pass until they are there."""
-    wanted = {client.request_id for client in clients}
-    deadline_ns = time.monotonic_ns() + int(_TRUTH_TIMEOUT_S * 1e9)
-    while True:
-        requests = read_truth(path)
-        if wanted <= {request.request_id for request in requests}:
-            return requests
-        if time.monotonic_ns() > deadline_ns:
-            raise WorkloadError(f"{path}: no stamps of {sorted(wanted)}")
-        time.sleep(0.01)

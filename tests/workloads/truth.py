@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,9 @@ from typing import Any
 
 Line = dict[str, Any]
 PHASES = ("queue", "evict", "launch", "load", "init", "ready_gap", "prefill", "first_decode")
+
+
+AWAIT_TIMEOUT_NS = 5_000_000_000
 
 
 class TruthError(AssertionError):
@@ -61,6 +65,7 @@ class TruthRequest:
     request_start_ns: int
     first_token_ns: int
     switched: bool
+    complete: bool  # False where the client went away after the first token had been sent
     runner_pid: int
     prompt_tokens: int
     edges: tuple[Edge, ...]
@@ -102,6 +107,19 @@ def read_truth(path: str | Path) -> list[TruthRequest]:
     return sorted(requests, key=lambda request: request.request_start_ns)
 
 
+def await_truth(path: str | Path, request_ids: set[str]) -> list[TruthRequest]:
+    """`read_truth` once these requests are in it: stamps are written after an answer has left."""
+    deadline_ns = time.monotonic_ns() + AWAIT_TIMEOUT_NS
+    while True:
+        requests = read_truth(path)
+        missing = request_ids - {request.request_id for request in requests}
+        if not missing:
+            return requests
+        if time.monotonic_ns() > deadline_ns:
+            raise TruthError(f"{path}: no stamps of {sorted(missing)}")
+        time.sleep(0.01)
+
+
 def _answered(served: Line, front: Line | None) -> bool:
     """False where the client left before the first token, or a line is not written yet."""
     if served["kind"] == "router" and front is None:
@@ -123,6 +141,7 @@ def _merge(runner: Line, served: Line, front: Line | None) -> TruthRequest:
         request_start_ns=start_ns,
         first_token_ns=first_token_ns,
         switched=bool(front and front["exec_ns"]) or start_ns < runner["ready_ns"],
+        complete=outer["complete"],
         runner_pid=served["pid"],
         prompt_tokens=served["prompt_tokens"],
         edges=_partition(start_ns, moments),

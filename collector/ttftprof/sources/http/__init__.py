@@ -185,11 +185,10 @@ class Connection:
         return pos
 
     def _take_request_head(self, ns: int, draft: Draft, head: RequestHead) -> None:
-        first = self._unanswered[0]
+        first = self._unanswered[0] if self._unanswered else draft
         if first is not draft and self._response_body is not None and self._response_body.lost:
-            self._finish(
-                first.last_sent_ns or ns, whole=True
-            )  # a client asks again once it is served
+            # a client asks again once it has been served
+            self._finish(first.last_sent_ns or ns, whole=True)
         self._stray_ns, self._stray_bytes, self._stray_gap = None, 0, False
         draft.method, draft.endpoint = head.method, head.endpoint
         draft.request = RequestBody(head.body.encoding)
@@ -266,7 +265,8 @@ class Connection:
         self._request_head.bytes.clear()
         self._request_draft = self._request_body = None
         self._request_lost = True
-        if self._unanswered and self._unanswered[-1] is draft and draft.status is None:
+        answered = draft.body is not None or draft.headers_ns is not None
+        if self._unanswered and self._unanswered[-1] is draft and not answered:
             self._unanswered.pop()
         self._stray(draft.start_ns, draft.request_bytes + unread_bytes)
 

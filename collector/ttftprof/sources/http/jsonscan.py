@@ -286,6 +286,6 @@ def _number_or_word(raw: bytes) -> object:
     if raw in (b"true", b"false"):
         return raw == b"true"
     try:
-        return int(raw) if raw.isdigit() else float(raw)
+        return int(raw) if raw.lstrip(b"-").isdigit() else float(raw)
     except ValueError:
         return None

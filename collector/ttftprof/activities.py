@@ -1,0 +1,227 @@
+"""What the critical threads of a process did in every moment of an interval.
+
+Rule, in this order, for each moment: if a thread waits for storage, `storage_wait` (a compute pool
+spins at its barrier while one thread waits, so one waiting thread holds up all); then `reclaim`,
+`gpu`; if a thread runs or wants to run, `cpu` or `fault`; else nobody runs, and the moment belongs to
+the wait that ends it: the reason why the next thread to run had been asleep.
+
+Running time is split into `cpu` and `fault` by the clock ticks of the same moments, and waits too
+short for a record are given back to their reason; both in proportion, within snapshots of 20 ms.
+Pure. The intervals returned partition [start, end] exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ttftprof.events import CpuMode, Records, Wait
+from ttftprof.model import Activity
+from ttftprof.timeline import FOREVER, Ints, Timeline, Waits
+
+_ACTIVITY_OF_WAIT = {
+    Wait.RUNNABLE: "cpu",
+    Wait.STORAGE: "storage_wait",
+    Wait.LOCK: "lock",
+    Wait.TIMER: "sleep",
+    Wait.NETWORK: "idle",
+    Wait.CHILD: "idle",
+    Wait.PIPE: "idle",
+    Wait.DEVICE: "gpu",
+    Wait.RECLAIM: "reclaim",
+    Wait.OTHER: "idle",
+}
+# Waits that win over running, most telling first.
+_COUNTED = (Wait.STORAGE, Wait.RECLAIM, Wait.DEVICE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """Edges of one process: at `ns`, how many threads start (+) or stop (-) to run, and so on."""
+
+    ns: Ints
+    running: Ints
+    waiting: dict[Wait, Ints]
+
+
+def process_activities(
+    timeline: Timeline, tgid: int, start_ns: int, end_ns: int
+) -> list[Activity]:
+    """The partition of [start_ns, end_ns] for one process; one `idle` if nothing is known of it."""
+    if end_ns <= start_ns:
+        return []
+    threads = [
+        w
+        for w in timeline.waits.get(tgid, ())
+        if w.born_ns < end_ns and w.dead_ns > start_ns
+    ]
+    if not threads:
+        return [Activity("idle", start_ns, end_ns)]
+    edges, labels = _label(threads, start_ns, end_ns)
+    shares = _Shares(timeline.thread_rows.get(tgid), timeline)
+    pieces: list[Activity] = []
+    for begin, end, label in zip(edges[:-1].tolist(), edges[1:].tolist(), labels, strict=True):
+        if label == "cpu":
+            pieces.extend(shares.split(begin, end))
+        else:
+            pieces.append(Activity(label, begin, end))
+    return merged(pieces)
+
+
+def merged(pieces: Iterable[Activity]) -> list[Activity]:
+    """Neighbours of the same kind as one; empty ones dropped."""
+    out: list[Activity] = []
+    for piece in pieces:
+        if piece.end_ns <= piece.start_ns:
+            continue
+        if out and out[-1].activity == piece.activity and out[-1].end_ns == piece.start_ns:
+            out[-1] = Activity(piece.activity, out[-1].start_ns, piece.end_ns)
+        else:
+            out.append(piece)
+    return out
+
+
+def _label(threads: Sequence[Waits], start_ns: int, end_ns: int) -> tuple[Ints, list[str]]:
+    """(edges, labels): `labels[i]` holds from `edges[i]` to `edges[i + 1]`."""
+    changes = _changes(threads, start_ns, end_ns)
+    order = np.argsort(changes.ns, kind="stable")
+    stamps = changes.ns[order]
+    last_of_stamp = np.append(np.flatnonzero(np.diff(stamps)), len(stamps) - 1)
+    edges = stamps[last_of_stamp]
+    running = np.cumsum(changes.running[order])[last_of_stamp]
+    levels = {w: np.cumsum(d[order])[last_of_stamp] for w, d in changes.waiting.items()}
+    edges, keep = _clip(edges, start_ns, end_ns)
+    codes = np.where(running[keep] > 0, int(Wait.RUNNABLE), -1)
+    for wait in reversed(_COUNTED):
+        codes = np.where(levels[wait][keep] > 0, int(wait), codes)
+    gaps = np.flatnonzero(codes < 0)
+    codes[gaps] = _next_wake_reason(threads, edges[gaps + 1])
+    return edges, [_ACTIVITY_OF_WAIT[Wait(int(code))] for code in codes]
+
+
+def _clip(edges: Ints, start_ns: int, end_ns: int) -> tuple[Ints, npt.NDArray[np.intp]]:
+    """Edges inside the interval with its ends added, and for each segment its level's index.
+
+    The first edge never lies after `start_ns` (see `_changes`).
+    """
+    inside = edges[(edges > start_ns) & (edges < end_ns)]
+    out = np.concatenate([[start_ns], inside, [end_ns]]).astype(np.int64)
+    keep = np.searchsorted(edges, out[:-1], side="right") - 1
+    return out, np.maximum(keep, 0)
+
+
+def _changes(threads: Sequence[Waits], start_ns: int, end_ns: int) -> _Changes:
+    stamps: list[Ints] = []
+    running: list[Ints] = []
+    waiting: dict[Wait, list[Ints]] = {wait: [] for wait in _COUNTED}
+
+    def add(ns: Ints, by: int, reason: npt.NDArray[np.uint16] | None, sign: int) -> None:
+        stamps.append(ns)
+        running.append(np.full(len(ns), by, np.int64))
+        for wait, parts in waiting.items():
+            hit = np.zeros(len(ns), np.int64) if reason is None else (reason == wait) * sign
+            parts.append(hit.astype(np.int64))
+
+    for thread in threads:
+        alive = np.array([max(min(thread.born_ns, end_ns), 0)], np.int64)
+        add(alive, 1, None, 0)
+        if thread.dead_ns != FOREVER:
+            add(np.array([thread.dead_ns], np.int64), -1, None, 0)
+        wanted = (thread.end_ns > start_ns) & (thread.start_ns < end_ns)
+        wanted &= thread.reason != Wait.RUNNABLE
+        reason = thread.reason[wanted]
+        add(thread.start_ns[wanted], -1, reason, 1)
+        add(np.minimum(thread.end_ns[wanted], thread.dead_ns), 1, reason, -1)
+    return _Changes(
+        np.concatenate(stamps),
+        np.concatenate(running),
+        {wait: np.concatenate(parts) for wait, parts in waiting.items()},
+    )
+
+
+def _next_wake_reason(threads: Sequence[Waits], after: Ints) -> Ints:
+    """For each moment, why the first thread to wake at or after it had slept."""
+    ends = np.concatenate([t.end_ns for t in threads])
+    reasons = np.concatenate([t.reason for t in threads]).astype(np.int64)
+    if not len(ends):
+        return np.full(len(after), int(Wait.OTHER), np.int64)
+    order = np.argsort(ends, kind="stable")
+    ends, reasons = ends[order], reasons[order]
+    where = np.searchsorted(ends, after, side="left")
+    found = reasons[np.minimum(where, len(ends) - 1)]
+    found = np.where(where < len(ends), found, int(Wait.OTHER))
+    # Being preempted is no reason to be idle: such a thread was counted as running.
+    return np.where(found == Wait.RUNNABLE, int(Wait.OTHER), found).astype(np.int64)
+
+
+class _Shares:
+    """How the running time of one process divides, snapshot by snapshot."""
+
+    def __init__(self, rows: Records | None, timeline: Timeline) -> None:
+        self._stamps = np.empty(0, np.int64)
+        self._parts: list[list[tuple[str, float]]] = []
+        if rows is not None and len(rows):
+            self._read(rows, timeline.armed_ns)
+
+    def _read(self, rows: Records, armed_ns: int) -> None:
+        """Sums the growth of all threads' counters at each snapshot."""
+        stamps, where = np.unique(rows["ns"].astype(np.int64), return_inverse=True)
+        width = len(CpuMode) + len(Wait) + 1
+        grown = np.zeros((len(stamps), width))
+        for tid in np.unique(rows["tid"]):
+            mine = np.flatnonzero(rows["tid"] == tid)
+            own = rows[mine]
+            values = np.column_stack([own["samples"], own["short_ns"], own["cpu_ns"]]).astype(float)
+            first = np.zeros(width) if int(own["since_ns"][0]) > armed_ns else values[0]
+            steps = np.diff(values, axis=0, prepend=first[None, :])
+            # A slot given to a new thread starts its counters anew.
+            np.add.at(grown, where[mine], np.where(steps < 0, 0, steps))
+        self._stamps = stamps
+        self._parts = [_parts_of(row) for row in grown]
+
+    def split(self, start_ns: int, end_ns: int) -> list[Activity]:
+        """[start, end] of running time as pieces, in proportion to what its snapshots counted."""
+        pieces: list[Activity] = []
+        at = start_ns
+        index = int(np.searchsorted(self._stamps, start_ns, side="right"))
+        while at < end_ns:
+            inside = index < len(self._stamps)
+            until = min(end_ns, int(self._stamps[index])) if inside else end_ns
+            parts = self._parts[index] if inside else [("cpu", 1.0)]
+            pieces.extend(_divide(at, until, parts))
+            at, index = until, index + 1
+        return pieces
+
+
+def _parts_of(grown: npt.NDArray[np.float64]) -> list[tuple[str, float]]:
+    """[(activity, share)] of one snapshot, shares summing to 1, `cpu` first."""
+    samples, shorts = grown[: len(CpuMode)], grown[len(CpuMode) : -1]
+    on_cpu_ns = max(float(grown[-1]), 0.0)
+    waits: dict[str, float] = {}
+    total = on_cpu_ns + float(shorts.sum()) or 1.0
+    for wait in Wait:
+        activity = _ACTIVITY_OF_WAIT[wait]
+        if activity != "cpu" and shorts[wait] > 0:
+            waits[activity] = waits.get(activity, 0.0) + float(shorts[wait]) / total
+    running = 1.0 - sum(waits.values())
+    ticks = float(samples.sum())
+    fault = running * float(samples[CpuMode.FAULT]) / ticks if ticks else 0.0
+    return [("cpu", running - fault), ("fault", fault), *waits.items()]
+
+
+def _divide(start_ns: int, end_ns: int, parts: list[tuple[str, float]]) -> list[Activity]:
+    """Consecutive pieces of an interval; the last takes the rounding, so they add up exactly."""
+    out: list[Activity] = []
+    at, share_before = start_ns, 0.0
+    length = end_ns - start_ns
+    for number, (activity, share) in enumerate(parts):
+        share_before += share
+        last = number == len(parts) - 1
+        until = end_ns if last else start_ns + min(round(length * share_before), length)
+        if until > at:
+            out.append(Activity(activity, at, until))
+            at = until
+    return out

@@ -1,0 +1,249 @@
+"""From a recording to a `Report`: timeline → phases × activities → files → verdict. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from ttftprof import diagnosis, phases, storage
+from ttftprof.activities import merged, process_activities
+from ttftprof.events import Records
+from ttftprof.model import (
+    Activity,
+    Overhead,
+    Phase,
+    ProbeCost,
+    Report,
+    Request,
+    Series,
+    SourceState,
+    Verdict,
+)
+from ttftprof.phases import Served
+from ttftprof.recording import Reader
+from ttftprof.timeline import FileFacts, Timeline, build
+
+
+def analyse(path: Path) -> Report:
+    """Everything a recording says. Raises `RecordingError` if it cannot be read."""
+    with Reader(path) as reader:
+        timeline = build(reader)
+    return conclude(timeline, path)
+
+
+def conclude(timeline: Timeline, path: Path) -> Report:
+    """The report on a timeline; `path` is only named in it."""
+    meta = timeline.meta
+    clock = meta.get("clock") or {}
+    return Report(
+        tool=dict(meta.get("tool") or {}),
+        host=dict(meta.get("host") or {}),
+        path=str(path),
+        start_ns=timeline.start_ns,
+        end_ns=timeline.end_ns,
+        complete=timeline.complete,
+        ended_because=str(meta.get("ended_because") or "unknown: recording was cut off"),
+        realtime_offset_ns=clock.get("realtime_offset_ns"),
+        sources=tuple(SourceState(s.name, s.state, s.reason, s.lost) for s in timeline.sources),
+        lost=dict(timeline.lost),
+        overhead=_overhead(timeline),
+        requests=tuple(_requests(timeline)),
+        series=tuple(_series(timeline)),
+        notes=tuple(_notes(timeline)),
+    )
+
+
+def _overhead(timeline: Timeline) -> Overhead:
+    own = timeline.meta.get("own") or {}
+    costs = timeline.meta.get("probe_costs") or {}
+    probes = tuple(
+        ProbeCost(name, int(runs), ns / runs) for name, (runs, ns) in sorted(costs.items()) if runs
+    )
+    return Overhead(own.get("cpu_ns"), own.get("max_rss_bytes"), probes)
+
+
+# -- requests -------------------------------------------------------------------------------------
+
+
+def _requests(timeline: Timeline) -> list[Request]:
+    everyone = phases.requests_of(timeline)
+    found = [
+        _request(timeline, served, everyone, str(number))
+        for number, served in enumerate(everyone, 1)
+    ]
+    return [_judged(timeline, request, found) for request in found]
+
+
+_UNJUDGED = Verdict("unknown", None, None, "low", "")
+
+
+def _request(
+    timeline: Timeline, served: Served, everyone: Sequence[Served], identity: str
+) -> Request:
+    front, mine = served.front, served.back or served.front
+    parts = phases.partition(timeline, served, everyone)
+    critical = phases.critical_processes(timeline, served, parts, everyone)
+    start = phases.start_up(timeline, served)
+    end_ns = parts[-1].end_ns if parts else front.start_ns
+    members = {served.server}
+    files = storage.files_of(timeline, start, members, front.start_ns, end_ns)
+    weights = next((f for f in files if f.is_weights), None)
+    return Request(
+        id=identity,
+        engine=_engine(timeline, served),
+        model=front.model or mine.model,
+        endpoint=front.endpoint,
+        streamed=front.streamed,
+        outcome=front.outcome,
+        start_ns=front.start_ns,
+        first_token_ns=front.first_token_ns,
+        end_ns=front.end_ns,
+        switched=phases.is_switch(timeline, served),
+        residency_before=weights.residency_before if weights else None,
+        prompt_tokens=mine.prompt_tokens,
+        cached_tokens=mine.cached_tokens,
+        phases=parts,
+        activities=tuple(_activities(timeline, parts, critical)),
+        files=tuple(files),
+        mounts=tuple(storage.mounts_of(timeline, files)),
+        gpu=(),
+        verdict=_UNJUDGED,
+        notes=tuple(_request_notes(timeline, served)),
+    )
+
+
+def _engine(timeline: Timeline, served: Served) -> str | None:
+    for tgid in (served.front.tgid, served.server):
+        process = timeline.process_at(tgid, served.received_ns)
+        if process is not None and process.facts.get("engine"):
+            return str(process.facts["engine"])
+    return None
+
+
+def _activities(
+    timeline: Timeline, parts: Sequence[Phase], critical: Sequence[int]
+) -> list[Activity]:
+    pieces: list[Activity] = []
+    for phase, tgid in zip(parts, critical, strict=True):
+        pieces.extend(process_activities(timeline, tgid, phase.start_ns, phase.end_ns))
+    return merged(pieces)
+
+
+def _request_notes(timeline: Timeline, served: Served) -> list[str]:
+    notes = list(dict.fromkeys([*served.front.notes, *(served.back.notes if served.back else ())]))
+    if served.front.start_ns < timeline.armed_ns:
+        notes.append("the request began before recording did: its beginning was not seen")
+    return notes
+
+
+def _judged(timeline: Timeline, request: Request, everyone: Sequence[Request]) -> Request:
+    length = sum(p.duration_ns for p in request.phases)
+    facts = diagnosis.Facts(
+        ttft_ns=length,
+        phases=request.phases,
+        activities=request.activities,
+        files=request.files,
+        mounts=request.mounts,
+        table=request.phase_activity(),
+        prompt_tokens=request.prompt_tokens,
+        cached_tokens=request.cached_tokens,
+        sources_missing=sum(1 for s in timeline.sources if s.state != "ok"),
+    )
+    return replace(request, verdict=diagnosis.judge(facts, _baseline(request, everyone)))
+
+
+def _baseline(request: Request, everyone: Sequence[Request]) -> Request | None:
+    """A request of the same recording that found its model resident, with about the same prompt."""
+    if not request.switched:
+        return None
+    fitting = [
+        r
+        for r in everyone
+        if not r.switched
+        and r.ttft_ns is not None
+        and r.outcome == "ok"
+        and not any(p.phase == "queue" and p.duration_ns > diagnosis.NOISE_NS for p in r.phases)
+        and _alike(r.prompt_tokens, request.prompt_tokens)
+    ]
+    return min(fitting, key=lambda r: r.ttft_ns or 0, default=None)
+
+
+def _alike(one: int | None, other: int | None) -> bool:
+    """Prompts within a factor of 1.5 of each other."""
+    if not one or not other:
+        return False
+    return max(one, other) <= 1.5 * min(one, other)
+
+
+# -- series ---------------------------------------------------------------------------------------
+
+
+def _series(timeline: Timeline) -> list[Series]:
+    files = [f for f in timeline.files.values() if len(f.rows)]
+    found = [_storage_series(timeline, files)]
+    for counter, name in (("maj_flt", "major_faults"), ("min_flt", "minor_faults")):
+        found.append(_fault_series(timeline, counter, name))
+    found += [_residency_series(timeline, f) for f in files if f.is_weights]
+    return [s for s in found if s.ns]
+
+
+def _storage_series(timeline: Timeline, files: Sequence[FileFacts]) -> Series:
+    """Bytes from storage of all files, running total."""
+    page = timeline.page_bytes
+    columns = [
+        (f.rows["ns"], f.rows["added_pages"].astype(np.float64) * page + f.rows["direct_bytes"])
+        for f in files
+    ]
+    stamps, totals = _summed(columns)
+    return Series("storage_bytes", "bytes", None, stamps, totals)
+
+
+def _fault_series(timeline: Timeline, counter: str, name: str) -> Series:
+    columns = []
+    for rows in timeline.thread_rows.values():
+        for tid in np.unique(rows["tid"]):
+            own: Records = rows[rows["tid"] == tid]
+            values = own[counter].astype(np.float64)
+            new = int(own["since_ns"][0]) > timeline.armed_ns
+            columns.append((own["ns"], values if new else values - values[0]))
+    stamps, totals = _summed(columns)
+    return Series(name, "faults", None, stamps, totals)
+
+
+def _summed(
+    columns: Sequence[tuple[Records, Records]],
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Running total of several counters, each given at its own moments."""
+    if not columns:
+        return (), ()
+    stamps = np.concatenate([ns for ns, _ in columns]).astype(np.int64)
+    steps = np.concatenate([np.maximum(np.diff(v, prepend=0.0), 0.0) for _, v in columns])
+    order = np.argsort(stamps, kind="stable")
+    stamps, totals = stamps[order], np.cumsum(steps[order])
+    last = np.append(np.flatnonzero(np.diff(stamps)), len(stamps) - 1)
+    return tuple(stamps[last].tolist()), tuple(totals[last].tolist())
+
+
+def _residency_series(timeline: Timeline, file: FileFacts) -> Series:
+    levels = file.rows["cached_pages"].astype(np.float64) * timeline.page_bytes
+    return Series(
+        "cached_bytes",
+        "bytes",
+        file.path,
+        tuple(file.rows["ns"].astype(np.int64).tolist()),
+        tuple(np.minimum(levels, file.size_bytes).tolist()),
+    )
+
+
+def _notes(timeline: Timeline) -> list[str]:
+    notes = []
+    mount = timeline.meta.get("recording_on_measured_mount")
+    if mount:
+        notes.append(f"the recording was written to the mount it measured ({mount})")
+    tls = sum(1 for e in timeline.exchanges if any("tls" in n.lower() for n in e.notes))
+    if tls:
+        notes.append(f"{tls} connection(s) were encrypted: their requests could not be read")
+    return notes

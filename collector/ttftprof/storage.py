@@ -1,0 +1,292 @@
+"""What a request did with files and mounts: bytes from storage and cache, waits, request sizes.
+
+Pure. Bytes from storage are the pages that entered the cache because the target asked, plus what it
+read past the cache: right on every file system with a page cache, whatever lies beneath.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from ttftprof.events import Kind, MmapFlag, Records, Wait, dev_numbers
+from ttftprof.model import FileUse, InFlight, MountUse, Quantiles
+from ttftprof.phases import StartUp
+from ttftprof.timeline import FileFacts, Timeline
+
+# Advice numbers of madvise(2) and posix_fadvise(2): asm-generic/mman-common.h, linux/fadvise.h.
+_MADVICE = {1: "RANDOM", 2: "SEQUENTIAL", 3: "WILLNEED", 14: "HUGEPAGE", 22: "POPULATE_READ"}
+_FADVICE = {1: "RANDOM", 2: "SEQUENTIAL", 3: "WILLNEED", 4: "DONTNEED", 5: "NOREUSE"}
+_READAHEAD_CALL = 0x100
+
+
+def files_of(
+    timeline: Timeline, start: StartUp | None, tgids: Iterable[int], start_ns: int, end_ns: int
+) -> list[FileUse]:
+    """Files that cost something between two moments, the weights first, then by bytes."""
+    members = set(tgids)
+    uses = [
+        _file_use(timeline, file, members, start_ns, end_ns)
+        for file in timeline.files.values()
+        if _matters(timeline, file, start, members, start_ns, end_ns)
+    ]
+    weights = start.weights.key if start and start.weights else None
+    return sorted(
+        uses,
+        key=lambda u: (u.path != (timeline.files[weights].path if weights else None),
+                       -(u.bytes_from_storage or 0), u.path),
+    )
+
+
+def _matters(
+    timeline: Timeline,
+    file: FileFacts,
+    start: StartUp | None,
+    members: set[int],
+    start_ns: int,
+    end_ns: int,
+) -> bool:
+    if start and start.weights and start.weights.key == file.key:
+        return True
+    if file.delta("added_pages", start_ns, end_ns) or file.delta("direct_bytes", start_ns, end_ns):
+        return True
+    return file.is_weights and file.delta("read_bytes", start_ns, end_ns) > 0
+
+
+def _within(records: Records, start_ns: int, end_ns: int) -> Records:
+    return records[(records["start_ns"] >= start_ns) & (records["start_ns"] < end_ns)]
+
+
+def _on_file(records: Records, file: FileFacts) -> Records:
+    return records[(records["ino"] == file.ino) & (records["dev"] == file.dev)]
+
+
+def _file_use(
+    timeline: Timeline, file: FileFacts, members: set[int], start_ns: int, end_ns: int
+) -> FileUse:
+    page = timeline.page_bytes
+    added = file.delta("added_pages", start_ns, end_ns) * page
+    direct = file.delta("direct_bytes", start_ns, end_ns)
+    read = file.delta("read_bytes", start_ns, end_ns)
+    from_storage = min(added, file.size_bytes + page) if added <= file.size_bytes + page else added
+    from_storage += direct
+    residency = residency_before(timeline, file, start_ns, end_ns)
+    maps = _on_file(_within(timeline.of_kind(Kind.MMAP), start_ns, end_ns), file)
+    maps = maps[(maps["flags"] & (MmapFlag.FAILED | MmapFlag.EXEC)) == 0]
+    blocks = timeline.of_kind(Kind.BLOCK)
+    blocks = _within(blocks[blocks["ino"] == file.ino], start_ns, end_ns)
+    return FileUse(
+        path=file.path,
+        device="{}:{}".format(*dev_numbers(file.dev)),
+        inode=file.ino,
+        fstype=file.fstype,
+        mount=file.mount,
+        size_bytes=file.size_bytes,
+        bytes_from_storage=from_storage,
+        bytes_from_cache=_from_cache(file, residency, read, direct, added, bool(len(maps))),
+        major_faults=_major_faults(timeline, file, members, start_ns, end_ns),
+        minor_faults=_minor_faults(timeline, file, members, start_ns, end_ns),
+        storage_wait_ns=storage_wait_ns(timeline, file, start_ns, end_ns),
+        bytes_per_second=_rate(file, from_storage, page, start_ns, end_ns),
+        request_size_bytes=_sizes(blocks),
+        in_flight=_in_flight(blocks),
+        access=_access(read, direct, len(maps) > 0),
+        advice=_advice(timeline, file, members, start_ns, end_ns),
+        is_weights=file.is_weights,
+        reads=file.delta("reads", start_ns, end_ns),
+        mmaps=len(maps),
+        residency_before=residency,
+    )
+
+
+def residency_before(
+    timeline: Timeline, file: FileFacts, start_ns: int, end_ns: int
+) -> float | None:
+    """Share of the file in the page cache when the request first turned to it.
+
+    The kernel reads the page count at the open, so nothing races it. For a file that was held
+    already, the level of its last counter row before the request.
+    """
+    if not file.size_bytes:
+        return None
+    pages = -(-file.size_bytes // timeline.page_bytes)
+    opens = _on_file(_within(timeline.of_kind(Kind.OPEN), start_ns, end_ns), file)
+    if len(opens):
+        return min(int(opens["b"][0]) / pages, 1.0)
+    before = file.rows[file.rows["ns"] <= start_ns]
+    if len(before):
+        return min(int(before["cached_pages"][-1]) / pages, 1.0)
+    held = _on_file(timeline.of_kind(Kind.HELD), file)
+    return min(int(held["b"][0]) / pages, 1.0) if len(held) else None
+
+
+def _from_cache(
+    file: FileFacts, residency: float | None, read: int, direct: int, added: int, mapped: bool
+) -> int | None:
+    """Through read(): what was read but not fetched. Through a map: what was resident of it."""
+    if mapped:
+        return None if residency is None else round(residency * file.size_bytes)
+    return max(read - direct - added, 0)
+
+
+def _major_faults(
+    timeline: Timeline, file: FileFacts, members: set[int], start_ns: int, end_ns: int
+) -> int | None:
+    """The kernel counts major faults by thread, not by file: known for a file if it is the only
+    one that came from storage."""
+    others = [
+        f
+        for f in timeline.files.values()
+        if f is not file and f.delta("added_pages", start_ns, end_ns) > 0
+    ]
+    grown = file.delta("faults", start_ns, end_ns)
+    if not grown:
+        return 0
+    return None if others else faults(timeline, members, "maj_flt", start_ns, end_ns)
+
+
+def _minor_faults(
+    timeline: Timeline, file: FileFacts, members: set[int], start_ns: int, end_ns: int
+) -> int | None:
+    major = _major_faults(timeline, file, members, start_ns, end_ns)
+    if major is None:
+        return None
+    total = file.delta("faults", start_ns, end_ns) + file.delta("map_arounds", start_ns, end_ns)
+    return max(total - major, 0)
+
+
+def faults(
+    timeline: Timeline, members: set[int], counter: str, start_ns: int, end_ns: int
+) -> int:
+    """Growth of a thread counter (`maj_flt`, `min_flt`) over all threads of some processes."""
+    total = 0.0
+    for tgid in members:
+        rows = timeline.thread_rows.get(tgid)
+        if rows is None:
+            continue
+        for tid in np.unique(rows["tid"]):
+            own = rows[rows["tid"] == tid]
+            new = int(own["since_ns"][0]) > timeline.armed_ns
+            stamps = own["ns"].astype(np.float64)
+            values = own[counter].astype(np.float64)
+            first = 0.0 if new else values[0]
+            total += float(np.interp(end_ns, stamps, values, left=first))
+            total -= float(np.interp(start_ns, stamps, values, left=first))
+    return round(total)
+
+
+def storage_wait_ns(timeline: Timeline, file: FileFacts, start_ns: int, end_ns: int) -> int:
+    """Time that threads waited for pages of this file (several at once count several times)."""
+    waits = timeline.of_kind(Kind.OFFCPU)
+    mine = _on_file(waits[waits["flags"] == Wait.STORAGE], file)
+    begin = np.maximum(mine["start_ns"].astype(np.int64), start_ns)
+    end = np.minimum((mine["start_ns"] + mine["duration_ns"]).astype(np.int64), end_ns)
+    return int(np.maximum(end - begin, 0).sum())
+
+
+def _rate(
+    file: FileFacts, from_storage: int, page: int, start_ns: int, end_ns: int
+) -> float | None:
+    """Bytes from storage over the time in which they came, snapshot by snapshot."""
+    rows = file.rows[(file.rows["ns"] >= start_ns) & (file.rows["ns"] <= end_ns)]
+    if not from_storage or len(rows) < 1:
+        return None
+    total = rows["added_pages"].astype(np.int64) * page + rows["direct_bytes"].astype(np.int64)
+    before = round(file.at("added_pages", start_ns)) * page + round(file.at("direct_bytes", start_ns))
+    grew = np.flatnonzero(np.diff(total, prepend=before) > 0)
+    if not len(grew):
+        return None
+    stamps = rows["ns"].astype(np.int64)
+    first = int(stamps[grew[0] - 1]) if grew[0] else max(start_ns, int(rows["since_ns"][0]))
+    spent = int(stamps[grew[-1]]) - first
+    return from_storage / spent * 1e9 if spent > 0 else None
+
+
+def _sizes(blocks: Records) -> Quantiles | None:
+    if not len(blocks):
+        return None
+    p50, p95 = np.percentile(blocks["a"].astype(np.float64), [50, 95])
+    return Quantiles(float(p50), float(p95))
+
+
+def _in_flight(blocks: Records) -> InFlight | None:
+    """Requests under way, averaged over the time in which at least one was."""
+    if not len(blocks):
+        return None
+    begin = blocks["start_ns"].astype(np.int64)
+    end = begin + blocks["duration_ns"].astype(np.int64)
+    stamps = np.concatenate([begin, end])
+    steps = np.concatenate([np.ones(len(begin)), -np.ones(len(end))])
+    order = np.argsort(stamps, kind="stable")
+    depth = np.cumsum(steps[order])[:-1]
+    spans = np.diff(stamps[order])
+    busy = float(spans[depth > 0].sum())
+    mean = float((depth * spans).sum()) / busy if busy else 1.0
+    return InFlight(mean, int(blocks["flags"].max()))
+
+
+def _access(read: int, direct: int, mapped: bool) -> str | None:
+    ways = [
+        name
+        for name, used in (("mmap", mapped), ("direct", direct > 0), ("read", read > direct))
+        if used
+    ]
+    # A loader that maps the weights still reads the header: that makes it no mixed access.
+    if mapped and "direct" not in ways:
+        return "mmap"
+    return "mixed" if len(ways) > 1 else (ways[0] if ways else None)
+
+
+def _advice(
+    timeline: Timeline, file: FileFacts, members: set[int], start_ns: int, end_ns: int
+) -> tuple[str, ...]:
+    """What the server told the kernel about this file, in order, without repeats."""
+    given: list[str] = []
+    fadvise = _on_file(_within(timeline.of_kind(Kind.FADVISE), start_ns, end_ns), file)
+    for event in fadvise:
+        number = int(event["flags"])
+        name = "readahead()" if number == _READAHEAD_CALL else f"FADV_{_FADVICE.get(number, number)}"
+        given.append(name)
+    given += _map_advice(timeline, file, members, start_ns, end_ns)
+    return tuple(dict.fromkeys(given))
+
+
+def _map_advice(
+    timeline: Timeline, file: FileFacts, members: set[int], start_ns: int, end_ns: int
+) -> list[str]:
+    given: list[str] = []
+    maps = _on_file(_within(timeline.of_kind(Kind.MMAP), start_ns, end_ns), file)
+    advised = _within(timeline.of_kind(Kind.MADVISE), start_ns, end_ns)
+    for mapping in maps[(maps["flags"] & MmapFlag.FAILED) == 0]:
+        if int(mapping["flags"]) & MmapFlag.POPULATE:
+            given.append("MAP_POPULATE")
+        begin, length = int(mapping["b"]), int(mapping["a"])
+        for event in advised[advised["tgid"] == mapping["tgid"]]:
+            if begin <= int(event["b"]) < begin + length:
+                given.append(f"MADV_{_MADVICE.get(int(event['flags']), int(event['flags']))}")
+    for mapping in maps[(maps["flags"] & MmapFlag.FAILED) != 0]:
+        given.append(f"mmap failed (errno {int(mapping['b'])})")
+    return given
+
+
+def mounts_of(timeline: Timeline, files: Iterable[FileUse]) -> list[MountUse]:
+    """The mounts the used files lie on."""
+    found: dict[str, MountUse] = {}
+    by_path = {f.path: f for f in timeline.files.values()}
+    for use in files:
+        facts = by_path.get(use.path)
+        if facts is None or facts.mount is None or facts.mount in found:
+            continue
+        found[facts.mount] = MountUse(
+            path=facts.mount,
+            fstype=facts.fstype or "?",
+            options=facts.options or "",
+            read_ahead_kb=facts.read_ahead_kb,
+            requests=None,
+            queue_ns=None,
+            wire_ns=None,
+            total_ns=None,
+            retransmits=None,
+        )
+    return list(found.values())
