@@ -26,7 +26,7 @@ struct event {
 enum event_kind {
 	EVENT_NONE = 0,
 	EVENT_FORK = 1,		/* tid/tgid = child; a = parent tgid, b = parent tid */
-	EVENT_EXEC = 2,		/* a text record with the same stamp carries the file name */
+	EVENT_EXEC = 2,		/* flags bit 0 = taken in as a successor; a text record carries the name */
 	EVENT_THREAD_END = 3,	/* a = min_flt, b = maj_flt, ino = CPU ns, duration = time tracked */
 	EVENT_PROCESS_EXIT = 4, /* a = wait status */
 	EVENT_SIGNAL = 5,	/* to tid/tgid; flags = signal; a = sender tgid */
@@ -131,6 +131,7 @@ struct file_slot {
 	u64 map_arounds;
 	u64 opens;
 	u64 mmaps;
+	u64 short_wait_ns; /* waits for its pages too short for a record */
 	u64 touch_jiffies; /* last page-cache activity; jiffies cost no clock read */
 };
 

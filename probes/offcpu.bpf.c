@@ -20,6 +20,22 @@ static __always_inline u32 refine_read(struct task_struct *task, struct thread_s
 	return WAIT_PIPE;
 }
 
+/* A read past the page cache names its file by its descriptor only. */
+static __always_inline void name_read_file(struct task_struct *task, struct thread_slot *t, s64 nr)
+{
+	u32 call = nr >= 0 && nr < 512 ? settings.call_class[nr & 511] : CALL_NONE;
+
+	if (call != CALL_READ && call != CALL_PREAD && call != CALL_READV && call != CALL_PREADV)
+		return;
+	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
+	struct file *file = fd_file(REGS_ARG0(regs));
+	struct inode *host = file ? file_cache_inode(file) : 0;
+	if (!host)
+		return;
+	t->file_ino = BPF_CORE_READ(host, i_ino);
+	t->file_dev = BPF_CORE_READ(host, i_sb, s_dev);
+}
+
 static __always_inline void note_counters(struct task_struct *task, struct thread_slot *t)
 {
 	t->min_flt = task->min_flt;
@@ -66,6 +82,8 @@ static __always_inline void going_off(struct task_struct *task, struct thread_sl
 
 		t->off_syscall = nr;
 		t->off_reason = refine_read(task, t, wait_reason_of(task, state, nr));
+		if (t->off_reason == WAIT_STORAGE)
+			name_read_file(task, t, nr);
 	}
 	t->off_ns = now;
 }
@@ -83,6 +101,12 @@ static __always_inline void coming_on(struct thread_slot *t, u64 now)
 		if (reason < WAIT_REASONS) {
 			t->short_ns[reason] += waited;
 			t->short_count[reason]++;
+		}
+		if (reason == WAIT_STORAGE) {
+			struct file_slot *f = file_find(t->file_dev, t->file_ino);
+
+			if (f)
+				__sync_fetch_and_add(&f->short_wait_ns, waited);
 		}
 		return;
 	}

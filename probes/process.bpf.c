@@ -14,6 +14,20 @@ struct {
 	__type(value, u32);
 } seeds SEC(".maps");
 
+struct comm_key {
+	char comm[16];
+};
+
+/* Names whose next process is taken for the target's successor: a server that is
+ * stopped and started anew by its supervisor. Empty unless the user named the
+ * target by something that outlives a process. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16);
+	__type(key, struct comm_key);
+	__type(value, u32);
+} successors SEC(".maps");
+
 static __always_inline struct thread_slot *follow(struct task_struct *task)
 {
 	struct membership *m = bpf_task_storage_get(&members, task, 0, 0);
@@ -108,12 +122,22 @@ static __always_inline void send_exec_name(struct linux_binprm *bprm, u64 now)
 SEC("tp_btf/sched_process_exec")
 int BPF_PROG(process__exec, struct task_struct *task, int old_pid, struct linux_binprm *bprm)
 {
-	if (!slot_of(task))
-		return 0;
+	u16 adopted = 0;
+
+	if (!slot_of(task)) {
+		struct comm_key name = {};
+
+		bpf_get_current_comm(name.comm, sizeof(name.comm));
+		if (!bpf_map_lookup_elem(&successors, &name) || !follow(task))
+			return 0;
+		adopted = 1;
+	}
 	u64 now = bpf_ktime_get_ns();
 	struct event *e = event_begin(EVENT_EXEC, now);
-	if (e)
+	if (e) {
+		e->flags = adopted;
 		event_end(e);
+	}
 	send_exec_name(bprm, now);
 	return 0;
 }

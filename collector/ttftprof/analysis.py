@@ -37,6 +37,7 @@ def analyse(path: Path) -> Report:
 def conclude(timeline: Timeline, path: Path) -> Report:
     """The report on a timeline; `path` is only named in it."""
     meta = timeline.meta
+    requests = tuple(_requests(timeline))
     clock = meta.get("clock") or {}
     return Report(
         tool=dict(meta.get("tool") or {}),
@@ -50,9 +51,10 @@ def conclude(timeline: Timeline, path: Path) -> Report:
         sources=tuple(SourceState(s.name, s.state, s.reason, s.lost) for s in timeline.sources),
         lost=dict(timeline.lost),
         overhead=_overhead(timeline),
-        requests=tuple(_requests(timeline)),
-        series=tuple(_series(timeline)),
+        requests=requests,
+        series=tuple(_series(timeline, requests)),
         notes=tuple(_notes(timeline)),
+        starts=tuple(_starts(timeline)),
     )
 
 
@@ -115,6 +117,41 @@ def _request(
     )
 
 
+def _starts(timeline: Timeline) -> list[Request]:
+    everyone = phases.requests_of(timeline)
+    return [
+        _judged(timeline, _start(timeline, started, f"start {number}"), ())
+        for number, started in enumerate(phases.starts_of(timeline, everyone), 1)
+    ]
+
+
+def _start(timeline: Timeline, started: phases.Started, identity: str) -> Request:
+    parts, process, weights = started.phases, started.start.process, started.start.weights
+    begin_ns, end_ns = parts[0].start_ns, parts[-1].end_ns
+    files = storage.files_of(timeline, started.start, {process.tgid}, begin_ns, end_ns)
+    return Request(
+        id=identity,
+        engine=process.facts.get("engine"),
+        model=Path(weights.path).name if weights else None,
+        endpoint="",
+        streamed=None,
+        outcome="ok" if started.start.ready else "incomplete",
+        start_ns=begin_ns,
+        first_token_ns=None,
+        end_ns=end_ns,
+        switched=True,
+        residency_before=next((f.residency_before for f in files if f.is_weights), None),
+        prompt_tokens=None,
+        cached_tokens=None,
+        phases=parts,
+        activities=tuple(_activities(timeline, parts, started.critical_processes())),
+        files=tuple(files),
+        mounts=tuple(storage.mounts_of(timeline, files)),
+        gpu=(),
+        verdict=_UNJUDGED,
+    )
+
+
 def _engine(timeline: Timeline, served: Served) -> str | None:
     for tgid in (served.front.tgid, served.server):
         process = timeline.process_at(tgid, served.received_ns)
@@ -134,6 +171,8 @@ def _activities(
 
 def _request_notes(timeline: Timeline, served: Served) -> list[str]:
     notes = list(dict.fromkeys([*served.front.notes, *(served.back.notes if served.back else ())]))
+    if served.front.status is not None and served.front.status >= 400:
+        notes.append(f"answered with HTTP status {served.front.status}")
     if served.front.start_ns < timeline.armed_ns:
         notes.append("the request began before recording did: its beginning was not seen")
     return notes
@@ -151,6 +190,8 @@ def _judged(timeline: Timeline, request: Request, everyone: Sequence[Request]) -
         prompt_tokens=request.prompt_tokens,
         cached_tokens=request.cached_tokens,
         sources_missing=sum(1 for s in timeline.sources if s.state != "ok"),
+        answered=request.first_token_ns is not None or not request.endpoint,
+        outcome=request.outcome,
     )
     return replace(request, verdict=diagnosis.judge(facts, _baseline(request, everyone)))
 
@@ -181,12 +222,13 @@ def _alike(one: int | None, other: int | None) -> bool:
 # -- series ---------------------------------------------------------------------------------------
 
 
-def _series(timeline: Timeline) -> list[Series]:
+def _series(timeline: Timeline, requests: Sequence[Request]) -> list[Series]:
     files = [f for f in timeline.files.values() if len(f.rows)]
     found = [_storage_series(timeline, files)]
     for counter, name in (("maj_flt", "major_faults"), ("min_flt", "minor_faults")):
         found.append(_fault_series(timeline, counter, name))
-    found += [_residency_series(timeline, f) for f in files if f.is_weights]
+    used = {f.path for r in requests for f in r.files if f.is_weights}
+    found += [_residency_series(timeline, f) for f in files if f.is_weights or f.path in used]
     return [s for s in found if s.ns]
 
 

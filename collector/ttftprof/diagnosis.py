@@ -41,6 +41,15 @@ _ACTIVITY_WORDS = {
 }
 
 
+_UNANSWERED = {
+    "ok": "The answer held no text, so there is no first token to explain.",
+    "error": "The server answered with an error: there is no first token to explain.",
+    "timeout": "The client gave up before the first token.",
+    "cancelled": "The client hung up before the first token.",
+    "incomplete": "Recording ended before the first token was seen.",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What a verdict is drawn from."""
@@ -54,10 +63,14 @@ class Facts:
     prompt_tokens: int | None
     cached_tokens: int | None
     sources_missing: int
+    answered: bool
+    outcome: str
 
 
 def judge(facts: Facts, baseline: Request | None) -> Verdict:
     """The verdict. `baseline`: a resident request of the same server, if the recording has one."""
+    if not facts.answered:
+        return Verdict("unknown", None, None, "low", _UNANSWERED.get(facts.outcome, ""))
     if facts.ttft_ns <= 0 or not facts.table:
         return Verdict("unknown", None, None, "low", "Nothing of this request's wait was seen.")
     phase = _first_that_grew(facts, baseline) or _dominant_phase(facts)

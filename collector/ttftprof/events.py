@@ -79,6 +79,7 @@ FILE_SLOT = np.dtype(
         ("map_arounds", "<u8"),
         ("opens", "<u8"),
         ("mmaps", "<u8"),
+        ("short_wait_ns", "<u8"),
         ("touch_jiffies", "<u8"),
     ]
 )

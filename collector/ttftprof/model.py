@@ -273,3 +273,6 @@ class Report:
     requests: tuple[Request, ...]
     series: tuple[Series, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    starts: tuple[Request, ...] = ()
+    """Starts of a server that no request waited for (a restart with another model): no endpoint,
+    no first token; `end_ns` is when it was able to serve, `model` the file it loaded."""

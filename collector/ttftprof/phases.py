@@ -115,7 +115,11 @@ def start_up(timeline: Timeline, served: Served) -> StartUp | None:
     process = timeline.process_at(served.server, served.received_ns)
     if process is None:
         return None
-    before_ns = _work_begins(timeline, served)
+    return start_up_of(timeline, process, _work_begins(timeline, served))
+
+
+def start_up_of(timeline: Timeline, process: Process, before_ns: int) -> StartUp:
+    """How a process came to serve what it loaded last before a moment."""
     load = _weights_call(timeline, process, before_ns)
     weights = _weights_file(timeline, process, before_ns)
     load_begin, load_end = _load_edges(timeline, process, load, weights, before_ns)
@@ -268,19 +272,34 @@ def _last_weight_touch(
     )
 
 
+def _first_answered_ns(timeline: Timeline, process: Process) -> int:
+    """When the first request came that the process answered with text; FOREVER if none did."""
+    answered = (
+        e.start_ns
+        for e in timeline.exchanges
+        if e.tgid == process.tgid and e.first_token_ns is not None
+    )
+    return min(answered, default=FOREVER)
+
+
 def _ready(
     timeline: Timeline, process: Process, after: Edge | None, before_ns: int
 ) -> Edge | None:
-    """When the process became able to serve, best fact first."""
-    after_ns = after.ns if after else process.start_ns
+    """When the process became able to serve after `after`, best fact first; None if it was able
+    before recording began."""
+    if after is None:
+        return None
+    after_ns = after.ns
     for mark in timeline.marks_of(process.tgid, "model_loaded"):
         if after_ns <= mark.ns <= before_ns:
             return Edge(mark.ns, OBSERVED, Evidence("log", "the server said that the model is loaded"))
+    first_answered_ns = _first_answered_ns(timeline, process)
+    # Calls before any request: context and warm-up. Later decodes are somebody's answer.
     calls = [
         c
         for name in ("context_init", "decode", "encode")
         for c in timeline.calls_of(process.tgid, name)
-        if after_ns <= c.start_ns and c.end_ns <= before_ns
+        if after_ns <= c.start_ns < first_answered_ns and c.end_ns <= before_ns
     ]
     if calls:
         last = max(calls, key=lambda c: c.end_ns)
@@ -332,6 +351,78 @@ class _Cutter:
 
     def rest(self, phase: str, basis: str, evidence: Evidence) -> None:
         self.until(phase, Edge(self._end, basis, evidence))
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A server that started and loaded a model without any request waiting for it."""
+
+    start: StartUp
+    old: Process | None
+    phases: tuple[Phase, ...]
+
+    def critical_processes(self) -> list[int]:
+        """For each phase, the process whose threads hold it up."""
+        new = self.start.process.tgid
+        old = self.old.tgid if self.old else new
+        return [old if phase.phase == "evict" else new for phase in self.phases]
+
+
+def starts_of(timeline: Timeline, everyone: Sequence[Served]) -> list[Started]:
+    """Start-ups that no request of the recording waited for, oldest first."""
+    found = []
+    for lives in timeline.processes.values():
+        for life in lives:
+            started = _started(timeline, life) if life.exec_ns is not None else None
+            if started is not None and not _waited_for(started, everyone):
+                found.append(started)
+    return sorted(found, key=lambda s: s.start.process.start_ns)
+
+
+def _waited_for(started: Started, everyone: Sequence[Served]) -> bool:
+    """Whether an answered request has this load inside its wait, and so tells of it itself."""
+    load = started.start.load_begin
+    return load is not None and any(
+        s.server == started.start.process.tgid
+        and s.front.first_token_ns is not None
+        and s.front.start_ns <= load.ns <= s.front.first_token_ns
+        for s in everyone
+    )
+
+
+def _started(timeline: Timeline, process: Process) -> Started | None:
+    before_ns = min(_first_answered_ns(timeline, process), process.gone_ns, timeline.end_ns)
+    start = start_up_of(timeline, process, before_ns)
+    if start.began is None or start.load_begin is None:
+        return None
+    old = _replaced(timeline, process)
+    first = _first_act(timeline, process.start_ns - _RESTART_NS, old) if old else None
+    begin_ns = first.ns if first else start.began.ns
+    end = start.ready or start.load_end
+    cutter = _Cutter(begin_ns, end.ns if end else before_ns)
+    cutter.until("evict", start.began)
+    cutter.until("launch", start.load_begin)
+    cutter.until("load", start.load_end)
+    cutter.until("init", start.ready)
+    cutter.rest("unexplained", INFERRED, Evidence("analysis", "the start was not seen to its end"))
+    return Started(start, old, tuple(cutter.phases))
+
+
+_RESTART_NS = 120_000_000_000  # an older end belongs to no restart
+
+
+def _replaced(timeline: Timeline, process: Process) -> Process | None:
+    """The process of the same name that ended last before this one began."""
+    name = process.facts.get("comm")
+    gone = [
+        life
+        for lives in timeline.processes.values()
+        for life in lives
+        if life.facts.get("comm") == name
+        and process.start_ns - _RESTART_NS <= life.gone_ns <= (process.exec_ns or 0)
+        and _held_a_model(timeline, life)
+    ]
+    return max(gone, key=lambda p: p.gone_ns, default=None)
 
 
 def critical_processes(
@@ -441,7 +532,7 @@ def _evict(
         cutter.until("queue", blocked)
         cutter.until("launch", start.began, INFERRED)
         return
-    first = _first_act(timeline, served.front, old)
+    first = _first_act(timeline, served.front.start_ns, old)
     blocked = _blocked_until(served, everyone, first.ns if first else start.began.ns)
     cutter.until("queue", blocked)
     cutter.until("queue", first, INFERRED)
@@ -475,7 +566,7 @@ def _held_a_model(timeline: Timeline, process: Process) -> bool:
     return any(e.tgid == process.tgid and e.generates for e in timeline.exchanges)
 
 
-def _first_act(timeline: Timeline, front: Exchange, old: Process) -> Edge | None:
+def _first_act(timeline: Timeline, after_ns: int, old: Process) -> Edge | None:
     """What first began to end the old process: a signal, a log line, or its own clean-up."""
     acts: list[Edge] = []
     signals = timeline.of_kind(Kind.SIGNAL)
@@ -495,7 +586,7 @@ def _first_act(timeline: Timeline, front: Exchange, old: Process) -> Edge | None
             acts.append(
                 Edge(call.start_ns, INFERRED, Evidence("call", f"pid {old.tgid} freed its model"))
             )
-    inside = [a for a in acts if front.start_ns <= a.ns <= old.gone_ns]
+    inside = [a for a in acts if after_ns <= a.ns <= old.gone_ns]
     return min(inside, key=lambda a: a.ns, default=None)
 
 

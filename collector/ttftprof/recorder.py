@@ -155,6 +155,8 @@ class Recorder:
         self.session.attach()
         for port, pid in listening_ports(set(self.target.pids)).items():
             self.session.watch_port(port, pid)
+        for name in self.target.successors:
+            self.session.take_successors(name)
         self.session.seed(self.target.pids)
         self._threads = SlotReader(self.session.threads, THREAD_ROW)
         self._files = SlotReader(self.session.files, FILE_ROW)
@@ -259,7 +261,7 @@ class Recorder:
                 return f"{progress.first_tokens} first token(s) seen"
         if limits.command_pid is not None and limits.command_pid in self._exit_seen:
             return "the command ended"
-        if not self._members:
+        if not self._members and not self.target.successors:
             return "the target exited"
         return ""
 
@@ -324,6 +326,8 @@ class Recorder:
     def _on_process_exit(self, event: Any) -> None:
         self._members.discard(int(event["tgid"]))
         self._exit_seen.add(int(event["tgid"]))
+        if not self._members and self.target.successors:
+            self.progress.stage = "the server exited; waiting for the next one"
 
     def _on_file(self, event: Any) -> None:
         key = (int(event["dev"]), int(event["ino"]))

@@ -312,7 +312,9 @@ class Reader:
 
     def _rows(self, query: str, *values: Any) -> Iterator[tuple[Any, ...]]:
         try:
-            yield from self._db.execute(query, values)
+            # No `yield from`: left early, it would close a cursor of a closed database.
+            for row in self._db.execute(query, values):
+                yield row  # noqa: UP028
         except sqlite3.Error as error:
             raise self._damaged(error) from error
 

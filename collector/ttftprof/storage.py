@@ -26,17 +26,13 @@ def files_of(
 ) -> list[FileUse]:
     """Files that cost something between two moments, the weights first, then by bytes."""
     members = set(tgids)
+    weights = start.weights.key if start and start.weights else None
     uses = [
-        _file_use(timeline, file, members, start_ns, end_ns)
+        _file_use(timeline, file, members, start_ns, end_ns, file.key == weights)
         for file in timeline.files.values()
         if _matters(timeline, file, start, members, start_ns, end_ns)
     ]
-    weights = start.weights.key if start and start.weights else None
-    return sorted(
-        uses,
-        key=lambda u: (u.path != (timeline.files[weights].path if weights else None),
-                       -(u.bytes_from_storage or 0), u.path),
-    )
+    return sorted(uses, key=lambda u: (not u.is_weights, -(u.bytes_from_storage or 0), u.path))
 
 
 def _matters(
@@ -51,7 +47,7 @@ def _matters(
         return True
     if file.delta("added_pages", start_ns, end_ns) or file.delta("direct_bytes", start_ns, end_ns):
         return True
-    return file.is_weights and file.delta("read_bytes", start_ns, end_ns) > 0
+    return file.is_weights and file.delta("read_bytes", start_ns, end_ns) > file.size_bytes // 10
 
 
 def _within(records: Records, start_ns: int, end_ns: int) -> Records:
@@ -63,7 +59,12 @@ def _on_file(records: Records, file: FileFacts) -> Records:
 
 
 def _file_use(
-    timeline: Timeline, file: FileFacts, members: set[int], start_ns: int, end_ns: int
+    timeline: Timeline,
+    file: FileFacts,
+    members: set[int],
+    start_ns: int,
+    end_ns: int,
+    is_weights: bool,
 ) -> FileUse:
     page = timeline.page_bytes
     added = file.delta("added_pages", start_ns, end_ns) * page
@@ -93,7 +94,7 @@ def _file_use(
         in_flight=_in_flight(blocks),
         access=_access(read, direct, len(maps) > 0),
         advice=_advice(timeline, file, members, start_ns, end_ns),
-        is_weights=file.is_weights,
+        is_weights=is_weights,
         reads=file.delta("reads", start_ns, end_ns),
         mmaps=len(maps),
         residency_before=residency,
@@ -182,7 +183,8 @@ def storage_wait_ns(timeline: Timeline, file: FileFacts, start_ns: int, end_ns: 
     mine = _on_file(waits[waits["flags"] == Wait.STORAGE], file)
     begin = np.maximum(mine["start_ns"].astype(np.int64), start_ns)
     end = np.minimum((mine["start_ns"] + mine["duration_ns"]).astype(np.int64), end_ns)
-    return int(np.maximum(end - begin, 0).sum())
+    recorded = int(np.maximum(end - begin, 0).sum())
+    return recorded + file.delta("short_wait_ns", start_ns, end_ns)
 
 
 def _rate(

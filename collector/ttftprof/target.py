@@ -6,21 +6,35 @@ Raises `TargetError` with the candidates and the option that tells them apart.
 from __future__ import annotations
 
 import json
+import re
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ttftprof.errors import TargetError
-from ttftprof.sources.processes import PROC, ProcessFacts, descendants, listening_ports, read_process
+from ttftprof.sources.processes import (
+    PROC,
+    ProcessFacts,
+    descendants,
+    listening_ports,
+    read_process,
+    thread_group,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`roots`: the processes named; `pids`: they and all below them, as of now. `how`: in words."""
+    """`roots`: the processes named; `pids`: they and all below them, as of now. `how`: in words.
+
+    `successors`: names of processes that, executed later, continue the target. Empty where the user
+    named a process, or where the name is that of an interpreter and says nothing.
+    """
 
     roots: tuple[int, ...]
     pids: frozenset[int]
     how: str
+    successors: frozenset[str] = frozenset()
 
 
 def describe(process: ProcessFacts) -> str:
@@ -29,9 +43,15 @@ def describe(process: ProcessFacts) -> str:
     return f"pid {process.pid}  {shown[:100]}"
 
 
-def _target(roots: Iterable[int], how: str) -> Target:
+_INTERPRETERS = re.compile(r"^(python|pypy|node|ruby|perl|java|bash|sh|dash|zsh|uvicorn|gunicorn)")
+
+
+def _target(roots: Iterable[int], how: str, outlives: bool = False) -> Target:
+    """`outlives`: the user's way of naming the target still holds after a restart."""
     tops = _without_children(set(roots))
-    return Target(tuple(sorted(tops)), frozenset(descendants(tops)), how)
+    names = {p.comm for p in map(read_process, tops) if p is not None} if outlives else set()
+    successors = frozenset(n for n in names if not _INTERPRETERS.match(n))
+    return Target(tuple(sorted(tops)), frozenset(descendants(tops)), how, successors)
 
 
 def _without_children(pids: set[int]) -> set[int]:
@@ -63,6 +83,8 @@ def _one(candidates: set[int], what: str, hint: str) -> set[int]:
 
 
 def by_pid(pid: int) -> Target:
+    """A process by its id; the id of one of its threads means the process."""
+    pid = thread_group(pid) or pid
     process = read_process(pid)
     if process is None:
         raise TargetError(f"there is no process {pid}", "ttftprof record, without a target, looks for servers")
@@ -77,7 +99,7 @@ def by_port(port: int) -> Target:
             f"nothing listens on TCP port {port} (or it is another user's: try sudo)",
             "ss -ltnp shows who listens where",
         )
-    return _target(_one(listeners, f"--port {port}", "name one with --pid"), f"--port {port}")
+    return _target(_one(listeners, f"--port {port}", "name one with --pid"), f"--port {port}", outlives=True)
 
 
 def listening_ports_all(pids: set[int]) -> list[tuple[int, int]]:
@@ -89,7 +111,7 @@ def by_name(name: str) -> Target:
     found = {p.pid for p in _processes() if _is_named(p, name)}
     if not found:
         raise TargetError(f"no process is called {name!r}", "ps -eo pid,comm,args shows the names")
-    return _target(_one(found, f"--name {name}", "name one with --pid"), f"--name {name}")
+    return _target(_one(found, f"--name {name}", "name one with --pid"), f"--name {name}", outlives=True)
 
 
 def _is_named(process: ProcessFacts, name: str) -> bool:
@@ -108,7 +130,7 @@ def by_unit(unit: str) -> Target:
             f"no running process belongs to the unit {name}",
             f"systemctl status {name} tells whether it runs",
         )
-    return _target(found, f"--unit {name}")
+    return _target(found, f"--unit {name}", outlives=True)
 
 
 def by_cgroup(path: str) -> Target:
@@ -152,7 +174,7 @@ def _container_id(name: str, docker: Path) -> str | None:
 
 def discover() -> Target:
     """The inference servers that run here. One, or several related ones; else an error."""
-    found = {p.pid for p in _processes() if p.engine}
+    found = {p.pid for p in running_servers()}
     if not found:
         raise TargetError(
             "no inference server that ttftprof knows is running",
@@ -161,7 +183,13 @@ def discover() -> Target:
     tops = _one(found, "(no target was given)", "choose one with --pid, --port or --name")
     process = read_process(next(iter(tops)))
     title = process.engine if process and process.engine else "server"
-    return _target(tops, f"found {title}, pid {next(iter(tops))}")
+    return _target(tops, f"found {title}, pid {next(iter(tops))}", outlives=True)
+
+
+def running_servers() -> list[ProcessFacts]:
+    """The processes of every engine ttftprof knows, without those below another such."""
+    known = {p.pid: p for p in _processes() if p.engine}
+    return [known[pid] for pid in sorted(_without_children(set(known)))]
 
 
 def _in_cgroup(matches: Callable[[str], bool]) -> set[int]:
@@ -173,4 +201,6 @@ def _all_pids() -> set[int]:
 
 
 def _processes() -> list[ProcessFacts]:
-    return [p for p in map(read_process, sorted(_all_pids())) if p is not None]
+    """Everyone but this program, which is never a target."""
+    others = sorted(_all_pids() - {os.getpid()})
+    return [p for p in map(read_process, others) if p is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import Any
 
@@ -17,6 +18,7 @@ _COMMANDS = {
     "report": "ttftprof.cli.report",
     "dump": "ttftprof.cli.dump",
     "doctor": "ttftprof.cli.doctor",
+    "completion": "ttftprof.cli.completion",
 }
 
 
@@ -59,6 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
     except BrokenPipeError:
-        # The reader of our output went away (`| head`): nothing to say, nothing wrong.
-        sys.stderr.close()
+        # The reader of our output went away (`| head`): nothing to say, nothing wrong. What is
+        # still buffered goes nowhere, or the interpreter would complain of it at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)

@@ -72,7 +72,10 @@ def kernel_function(name: str) -> tuple[int, int] | None:
     wanted = f" {name}\n"
     begin = 0
     following = 0
-    with Path("/proc/kallsyms").open() as symbols:
+    table = Path("/proc/kallsyms")
+    if not table.exists():  # CONFIG_KALLSYMS=n
+        return None
+    with table.open() as symbols:
         for line in symbols:
             if line.endswith(wanted) and line[17] in "tT":
                 begin = int(line[:16], 16)
@@ -332,6 +335,11 @@ class ProbeSession:
         key, value = struct.pack("<I", port), struct.pack("<I", tgid)
         libbpf.map_update(self._maps["listen_ports"], key, value)
 
+    def take_successors(self, comm: str) -> None:
+        """From now on any process executed under this name becomes a member."""
+        key = comm.encode()[:15].ljust(16, b"\0")
+        libbpf.map_update(self._maps["successors"], key, bytes(4))
+
     def set_quiet(self, socket: int) -> None:
         """From now on the small writes on this socket are only counted."""
         libbpf.map_update(self._maps["quiet"], struct.pack("<Q", socket), bytes(4))
@@ -379,7 +387,10 @@ def online_cpus() -> list[int]:
 
 
 def _may_load_bpf() -> bool:
-    """Whether this process holds CAP_BPF or CAP_SYS_ADMIN (bits 39 and 21)."""
+    """Whether this process holds CAP_BPF or CAP_SYS_ADMIN (bits 39 and 21) of the machine itself,
+    not just of a user namespace."""
+    if Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]:
+        return False
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) & (1 << 39 | 1 << 21))

@@ -58,6 +58,27 @@ def read_process(pid: int, proc: Path = PROC) -> ProcessFacts | None:
     )
 
 
+def thread_group(tid: int, proc: Path = PROC) -> int | None:
+    """The process a thread belongs to (itself, for a process), or None if it is gone."""
+    try:
+        status = (proc / str(tid) / "status").read_text(errors="replace")
+    except OSError:
+        return None
+    for line in status.splitlines():
+        if line.startswith("Tgid:"):
+            return int(line.split()[1])
+    return None
+
+
+def has_host_pids(proc: Path = PROC) -> bool:
+    """Whether process ids seen here are those the kernel's probes report.
+
+    In a namespace of its own they are not. The first namespace's inode is fixed: PROC_PID_INIT_INO
+    in the kernel's include/linux/proc_ns.h.
+    """
+    return _link(proc / "self/ns/pid") in ("", "pid:[4026531836]")
+
+
 def read_stat(path: Path) -> tuple[str, list[str]]:
     """(comm, fields from the third on) of a stat file; comm may hold spaces and parentheses."""
     text = path.read_text(errors="replace")

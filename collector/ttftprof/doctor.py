@@ -1,0 +1,670 @@
+"""What this machine allows, what each missing thing costs, and the command that fixes it.
+
+Each check looks and changes nothing; the probes are really loaded and attached for a moment, for
+that is the only sure answer. A check never raises: what goes wrong is its finding.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import errno
+import os
+import platform
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ttftprof.errors import NotPermitted, TtftprofError
+from ttftprof.kernel import libbpf
+from ttftprof.kernel.session import (
+    OBJECT,
+    KernelTypes,
+    ProbeSession,
+    ProbeState,
+    Settings,
+    kernel_function,
+)
+from ttftprof.kernel.table import PROBES, Probe
+from ttftprof.sources.processes import ProcessFacts, has_host_pids
+from ttftprof.target import describe, running_servers
+
+OK, DEGRADED, MISSING = "ok", "degraded", "missing"
+
+MINIMUM_KERNEL = (5, 17)
+ARCHITECTURES = ("x86_64", "aarch64")
+# Numbers: include/uapi/linux/capability.h, include/uapi/asm-generic/unistd.h (the same everywhere).
+CAPABILITIES = {"CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38, "CAP_BPF": 39}
+_COVERED_BY_SYS_ADMIN = {"CAP_PERFMON", "CAP_BPF"}
+_NR_CACHESTAT = 451
+_SMALL_RING_BYTES = 1 << 18
+
+Packages = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding. `state`: ok, degraded (in part) or missing.
+
+    `costs` is what a recording lacks without it, `fix` a command or a sentence. Where a `required`
+    one is missing, nothing can be recorded.
+    """
+
+    name: str
+    state: str
+    found: str
+    costs: str = ""
+    fix: str = ""
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where the checks look; the defaults are this machine."""
+
+    root: Path = Path("/")
+    release: str = field(default_factory=platform.release)
+    architecture: str = field(default_factory=platform.machine)
+    euid: int = field(default_factory=os.geteuid)
+
+    def read(self, path: str) -> str | None:
+        """A small file below the root, stripped, or None if it cannot be read."""
+        try:
+            return (self.root / path).read_text(errors="replace").strip()
+        except OSError:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    checks: tuple[Check, ...]
+
+    @property
+    def obstacles(self) -> tuple[str, ...]:
+        """Names of what keeps `record` from working."""
+        return tuple(k.name for k in self.checks if k.required and k.state == MISSING)
+
+    @property
+    def can_record(self) -> bool:
+        return not self.obstacles
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: whether `record` works here, and what a recording will lack."""
+        if self.obstacles:
+            return f"`ttftprof record` cannot work here: {', '.join(self.obstacles)}."
+        lacking = [k.name for k in self.checks if k.state == MISSING]
+        partly = [k.name for k in self.checks if k.state == DEGRADED]
+        if not lacking and not partly:
+            return "`ttftprof record` will work here, and nothing will be missing."
+        words = ["`ttftprof record` will work here."]
+        if lacking:
+            words.append(f"Missing: {', '.join(lacking)}.")
+        if partly:
+            words.append(f"In part: {', '.join(partly)}.")
+        return " ".join(words)
+
+    def as_json(self) -> dict[str, Any]:
+        """`ttftprof.doctor/1`."""
+        names = ("name", "state", "found", "costs", "fix", "required")
+        return {
+            "schema": "ttftprof.doctor/1",
+            "can_record": self.can_record,
+            "verdict": self.verdict,
+            "checks": [{n: getattr(k, n) for n in names} for k in self.checks],
+        }
+
+
+def examine(machine: Machine | None = None) -> Diagnosis:
+    """Runs every check, in the order a person reads them."""
+    here = machine or Machine()
+    checks = [
+        check_kernel(here),
+        check_architecture(here),
+        check_privileges(here),
+        check_pid_namespace(here),
+        check_lockdown(here),
+        check_btf(here),
+        check_libbpf(here),
+        check_objects(),
+        *check_probes(here),
+        check_jit(here),
+        check_ticks(),
+        check_fault_address(here),
+        check_statistics(),
+        check_tracefs(here),
+        check_pressure(here),
+        check_cachestat(),
+        check_pidfd(),
+        check_cgroups(here),
+        check_gpu(here),
+        check_pyspy(),
+        check_servers(),
+    ]
+    return Diagnosis(tuple(checks))
+
+
+# -- the kernel and the right to use it -------------------------------------------------------
+
+
+def parse_release(release: str) -> tuple[int, int] | None:
+    """(6, 18) of "6.18.44-fc", or None."""
+    found = re.match(r"(\d+)\.(\d+)", release)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def check_kernel(machine: Machine) -> Check:
+    version = parse_release(machine.release)
+    if version is None or version >= MINIMUM_KERNEL:
+        return Check("kernel", OK, machine.release, required=True)
+    wanted = ".".join(map(str, MINIMUM_KERNEL))
+    return Check(
+        "kernel",
+        MISSING,
+        f"{machine.release}, older than {wanted}",
+        "the probes are refused",
+        f"boot a kernel {wanted} or newer (a distribution's hardware-enablement or backports one)",
+        required=True,
+    )
+
+
+def check_architecture(machine: Machine) -> Check:
+    known = machine.architecture in ARCHITECTURES
+    return Check(
+        "architecture",
+        OK if known else MISSING,
+        machine.architecture,
+        "" if known else "system calls of this machine are not known to the probes",
+        "" if known else f"record on one of: {', '.join(ARCHITECTURES)}",
+        required=True,
+    )
+
+
+def effective_capabilities(status: str) -> set[str]:
+    """Those of `CAPABILITIES` that a /proc/PID/status shows as effective."""
+    found = re.search(r"^CapEff:\s*([0-9a-fA-F]+)", status, re.MULTILINE)
+    bits = int(found[1], 16) if found else 0
+    held = {name for name, bit in CAPABILITIES.items() if bits >> bit & 1}
+    return held | _COVERED_BY_SYS_ADMIN if "CAP_SYS_ADMIN" in held else held
+
+
+def check_privileges(machine: Machine) -> Check:
+    held = effective_capabilities(machine.read("proc/self/status") or "")
+    lacking = sorted({"CAP_BPF", "CAP_PERFMON", "CAP_SYS_PTRACE"} - held)
+    if machine.euid != 0:
+        return Check(
+            "root",
+            MISSING,
+            f"user id {machine.euid}",
+            "the kernel lets nobody else load probes; only reports can be made",
+            f"sudo {shlex.join(own_command())}",
+            required=True,
+        )
+    if _in_user_namespace(machine):
+        return Check(
+            "root",
+            MISSING,
+            "root of a user namespace only (a rootless container)",
+            "the kernel does not let this root load probes",
+            "run ttftprof on the host, or in a container that is not rootless",
+            required=True,
+        )
+    if lacking:
+        return Check(
+            "root",
+            MISSING,
+            f"root without {', '.join(lacking)} (a container?)",
+            "the probes cannot be loaded, or not be tied to the server's files",
+            "run on the host, or the container with --privileged --pid=host",
+            required=True,
+        )
+    return Check("root", OK, "root, with all capabilities that matter", required=True)
+
+
+def _in_user_namespace(machine: Machine) -> bool:
+    mapping = (machine.read("proc/self/uid_map") or "").split()
+    return bool(mapping) and mapping != ["0", "0", "4294967295"]
+
+
+def own_command() -> list[str]:
+    """How this program was called, without its options: for messages."""
+    name = Path(sys.argv[0]).name
+    return ["ttftprof", "doctor"] if name != "__main__.py" else ["python", "-m", "ttftprof", "doctor"]
+
+
+def check_pid_namespace(machine: Machine) -> Check:
+    if has_host_pids(machine.root / "proc"):
+        return Check("process ids", OK, "those of the host", required=True)
+    return Check(
+        "process ids",
+        MISSING,
+        "a process namespace of its own (a container)",
+        "the kernel's process ids are not the ones seen here, so nothing can be followed",
+        "run on the host, or the container with --pid=host",
+        required=True,
+    )
+
+
+def check_lockdown(machine: Machine) -> Check:
+    text = machine.read("sys/kernel/security/lockdown")
+    found = re.search(r"\[(\w+)\]", text or "")
+    level = found[1] if found else "none"
+    if level != "confidentiality":
+        return Check("lockdown", OK, level, required=True)
+    return Check(
+        "lockdown",
+        MISSING,
+        level,
+        "the kernel shows its memory to no probe",
+        "boot without lockdown=confidentiality (integrity, which Secure Boot sets, is fine)",
+        required=True,
+    )
+
+
+def check_btf(machine: Machine) -> Check:
+    path = machine.root / "sys/kernel/btf/vmlinux"
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return Check(
+            "BTF",
+            MISSING,
+            "no /sys/kernel/btf/vmlinux",
+            "the probes cannot be fitted to this kernel",
+            "use a distribution kernel (all since 2021 carry it), or build with "
+            "CONFIG_DEBUG_INFO_BTF=y",
+            required=True,
+        )
+    return Check("BTF", OK, f"{size / (1 << 20):.1f} MiB", required=True)
+
+
+# -- the loader and the probes ----------------------------------------------------------------
+
+
+def install_command(packages: Packages, root: Path = Path("/")) -> str:
+    """The command that installs a package here. `packages`: its name by package manager."""
+    managers = {
+        "debian": ("apt-get install", "apt"),
+        "ubuntu": ("apt-get install", "apt"),
+        "fedora": ("dnf install", "dnf"),
+        "rhel": ("dnf install", "dnf"),
+        "suse": ("zypper install", "zypper"),
+        "arch": ("pacman -S", "pacman"),
+    }
+    try:
+        release = (root / "etc/os-release").read_text()
+    except OSError:
+        release = ""
+    words = re.findall(r"^ID(?:_LIKE)?=(.*)$", release, re.MULTILINE)
+    for name in " ".join(words).replace('"', "").split():
+        command, manager = managers.get(name.split("-")[0], ("", ""))
+        if manager in packages:
+            return f"{command} {packages[manager]}"
+    return f"apt-get install {packages['apt']}"
+
+
+def check_libbpf(machine: Machine) -> Check:
+    try:
+        version = libbpf.library().libbpf_version_string().decode()
+    except (TtftprofError, AttributeError) as error:
+        names = {"apt": "libbpf1", "dnf": "libbpf", "zypper": "libbpf1", "pacman": "libbpf"}
+        return Check(
+            "libbpf",
+            MISSING,
+            "libbpf.so.1 is not installed" if isinstance(error, TtftprofError) else "too old",
+            "nothing loads the probes",
+            install_command(names, machine.root),
+            required=True,
+        )
+    return Check("libbpf", OK, version, required=True)
+
+
+def check_objects(path: Path = OBJECT) -> Check:
+    if path.exists():
+        return Check("probe objects", OK, f"{path.stat().st_size >> 10} KiB", required=True)
+    return Check(
+        "probe objects",
+        MISSING,
+        f"{path.name} was not built",
+        "there is nothing to load",
+        "scripts/setup in a checkout; else install the package with clang and libbpf-dev present",
+        required=True,
+    )
+
+
+def try_probes() -> dict[str, ProbeState]:
+    """Loads and attaches every probe, and takes all away again; what became of each.
+
+    Raises `TtftprofError` or `BpfError` where nothing can be loaded.
+    """
+    session = ProbeSession(Settings(event_ring_bytes=_SMALL_RING_BYTES, text_ring_bytes=4096))
+    try:
+        session.load()
+        session.attach()
+        return dict(session.states)
+    finally:
+        session.close()
+
+
+def known_tracepoints(probes: Sequence[Probe] = PROBES) -> dict[str, bool]:
+    """Whether this kernel's BTF has each tracepoint the probes need."""
+    kernel = KernelTypes()
+    try:
+        return {n: kernel.has_tracepoint(n) for probe in probes for n, _ in probe.needs}
+    finally:
+        kernel.close()
+
+
+def check_probes(
+    machine: Machine,
+    attempt: Callable[[], dict[str, ProbeState]] = try_probes,
+    tracepoints: Callable[[], dict[str, bool]] = known_tracepoints,
+) -> list[Check]:
+    """A row a probe: by loading it, or without root by what the kernel's types promise."""
+    try:
+        present = tracepoints()
+    except (TtftprofError, OSError) as error:
+        return [_all_probes_refused(error)]
+    if machine.euid != 0:
+        return [_promised(probe, present) for probe in PROBES]
+    try:
+        states = attempt()
+    except (TtftprofError, OSError) as error:
+        return [_all_probes_refused(error)]
+    return [_tried(probe, states[probe.stem], present) for probe in PROBES]
+
+
+def _all_probes_refused(error: Exception) -> Check:
+    fix = getattr(error, "next_step", "")
+    if isinstance(error, NotPermitted) or getattr(error, "errno", 0) == errno.EPERM:
+        fix = "run as root, on the host; see the rows above"
+    return Check("probes", MISSING, str(error), "nothing can be recorded", fix, required=True)
+
+
+def _absent_needs(probe: Probe, present: dict[str, bool]) -> list[str]:
+    return [f"{n} (kernel {since})" for n, since in probe.needs if not present.get(n)]
+
+
+def _promised(probe: Probe, present: dict[str, bool]) -> Check:
+    absent = _absent_needs(probe, present)
+    if not absent:
+        return Check(_title(probe), OK, "should load (not tried)", required=probe.required)
+    return _lacking(probe, absent, f"no tracepoint {', '.join(absent)}")
+
+
+def _tried(probe: Probe, state: ProbeState, present: dict[str, bool]) -> Check:
+    if state.state == "ok":
+        return Check(_title(probe), OK, "loaded and attached", required=probe.required)
+    return _lacking(probe, _absent_needs(probe, present), state.reason)
+
+
+def _lacking(probe: Probe, absent: list[str], found: str) -> Check:
+    whole = bool(probe.needs) and len(absent) == len(probe.needs)
+    fix = f"a kernel with {', '.join(absent)}" if absent else "the reason is the kernel's own"
+    return Check(
+        _title(probe),
+        MISSING if whole or probe.required else DEGRADED,
+        found,
+        probe.cost_of_absence,
+        fix,
+        probe.required,
+    )
+
+
+def _title(probe: Probe) -> str:
+    return f"probe: {probe.title}"
+
+
+def check_jit(machine: Machine) -> Check:
+    value = machine.read("proc/sys/net/core/bpf_jit_enable")
+    if value != "0":
+        return Check("BPF compiler", OK, "on")
+    return Check(
+        "BPF compiler",
+        DEGRADED,
+        "off: probes are interpreted",
+        "each probe costs the server several times as much",
+        "sysctl net.core.bpf_jit_enable=1",
+    )
+
+
+# -- what the collector uses besides ----------------------------------------------------------
+
+
+def _reason(error: Exception) -> str:
+    """The system's word for it; `KeyError` is a machine whose call numbers are not known."""
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
+    return "not known for this architecture" if isinstance(error, KeyError) else str(error)
+
+
+def check_ticks(open_event: Callable[[int, int], int] = libbpf.open_clock_event) -> Check:
+    try:
+        os.close(open_event(0, 1))
+    except (OSError, KeyError) as error:
+        return Check(
+            "CPU ticks",
+            MISSING,
+            f"perf_event_open: {_reason(error)}",
+            "CPU time in page faults cannot be told from computing",
+            "run as root; in a container allow perf_event_open (--privileged)",
+        )
+    return Check("CPU ticks", OK, "perf_event_open works")
+
+
+def check_fault_address(
+    machine: Machine,
+    find: Callable[[str], tuple[int, int] | None] = kernel_function,
+) -> Check:
+    if find("handle_mm_fault"):
+        return Check("kernel addresses", OK, "shown in /proc/kallsyms")
+    hidden = machine.read("proc/sys/kernel/kptr_restrict") or "?"
+    fix = "sysctl kernel.kptr_restrict=1" if hidden == "2" else "run as root"
+    return Check(
+        "kernel addresses",
+        DEGRADED,
+        f"hidden (kernel.kptr_restrict is {hidden})",
+        "CPU time in page faults counts as other kernel time",
+        fix,
+    )
+
+
+def check_statistics(enable: Callable[[], int] = libbpf.enable_stats) -> Check:
+    try:
+        os.close(enable())
+    except (OSError, KeyError) as error:
+        return Check(
+            "BPF statistics",
+            MISSING,
+            _reason(error),
+            "a recording does not say what the probes themselves cost",
+            "run as root with CAP_SYS_ADMIN",
+        )
+    return Check("BPF statistics", OK, "the kernel times the probes in short windows")
+
+
+def check_tracefs(machine: Machine) -> Check:
+    mounts = (machine.read("proc/self/mounts") or "").splitlines()
+    points = [fields[1] for fields in map(str.split, mounts) if fields[2:3] == ["tracefs"]]
+    if points:
+        return Check("tracefs", OK, points[0])
+    return Check(
+        "tracefs",
+        MISSING,
+        "not mounted",
+        "record layouts of file-system tracepoints (NFS, SMB) cannot be looked up; the rest works",
+        "mount -t tracefs tracefs /sys/kernel/tracing",
+    )
+
+
+def check_pressure(machine: Machine) -> Check:
+    if machine.read("proc/pressure/memory"):
+        return Check("pressure (PSI)", OK, "/proc/pressure")
+    return Check(
+        "pressure (PSI)",
+        MISSING,
+        "off",
+        "the whole machine's shortage of memory and I/O is not told",
+        "boot with psi=1, on a kernel with CONFIG_PSI=y",
+    )
+
+
+class _CachestatRange(c.Structure):
+    _fields_ = (("offset", c.c_uint64), ("length", c.c_uint64))
+
+
+def call_cachestat() -> int:
+    """0, or the errno of cachestat(2) on a file of our own."""
+    libc = c.CDLL(None, use_errno=True)
+    whole, answer = _CachestatRange(0, 0), (c.c_uint64 * 5)()
+    with tempfile.TemporaryFile() as file:
+        failed = libc.syscall(_NR_CACHESTAT, file.fileno(), c.byref(whole), c.byref(answer), 0)
+    return c.get_errno() if failed else 0
+
+
+def check_cachestat(call: Callable[[], int] = call_cachestat) -> Check:
+    number = call()
+    if not number:
+        return Check("cachestat", OK, "works")
+    return Check(
+        "cachestat",
+        MISSING,
+        os.strerror(number),
+        "what of a file is cached before the server opens it must be asked by mapping it",
+        "kernel 6.5 or newer; under seccomp, allow the call",
+    )
+
+
+def check_pidfd(open_pidfd: Callable[[int], int] = os.pidfd_open) -> Check:
+    try:
+        os.close(open_pidfd(os.getpid()))
+    except OSError as error:
+        return Check(
+            "pidfd",
+            MISSING,
+            _reason(error),
+            "a process that ends while it is looked up may be taken for another of its number",
+            "kernel 5.3 or newer; under seccomp, allow pidfd_open",
+        )
+    return Check("pidfd", OK, "works")
+
+
+def check_cgroups(machine: Machine) -> Check:
+    base = machine.root / "sys/fs/cgroup"
+    if (base / "cgroup.controllers").exists():
+        return Check("control groups", OK, "v2")
+    if (machine.root / "proc/self/cgroup").exists():
+        return Check("control groups", OK, "v1 with v2" if (base / "unified").exists() else "v1")
+    return Check(
+        "control groups",
+        MISSING,
+        "none",
+        "--unit, --container and --cgroup find nothing",
+        "name the server with --pid, --port or --name",
+    )
+
+
+# -- devices, helpers, servers ----------------------------------------------------------------
+
+
+def display_vendors(machine: Machine) -> set[str]:
+    """PCI vendors ("0x10de") of the display and accelerator devices (class 03 and 12)."""
+    vendors = set()
+    for device in (machine.root / "sys/bus/pci/devices").glob("*"):
+        try:
+            kind = (device / "class").read_text().strip()
+            if kind.startswith(("0x03", "0x12")):
+                vendors.add((device / "vendor").read_text().strip())
+        except OSError:
+            continue
+    return vendors
+
+
+def ask_nvml() -> str:
+    """Driver and devices in one line; raises `pynvml.NVMLError`."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        driver = pynvml.nvmlSystemGetDriverVersion()
+        count = pynvml.nvmlDeviceGetCount()
+        names = [
+            pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(count)
+        ]
+    finally:
+        pynvml.nvmlShutdown()
+    return f"driver {driver}, {', '.join(names) or 'no device'}"
+
+
+_NVIDIA, _AMD = "0x10de", "0x1002"
+
+
+def check_gpu(machine: Machine, ask: Callable[[], str] = ask_nvml) -> Check:
+    vendors = display_vendors(machine)
+    cost = "GPU memory, load and copies are not sampled"
+    try:
+        return Check("GPU", OK, f"NVML: {ask()}")
+    except ImportError:
+        reason, fix = "the Python package is not installed", "pip install nvidia-ml-py"
+    except Exception as error:  # pynvml's own family, which cannot be named without it
+        reason = str(error)
+        fix = _nvml_fix(reason, machine)
+    if _NVIDIA in vendors:
+        return Check("GPU", MISSING, f"NVIDIA, but NVML says: {reason}", cost, fix)
+    if _AMD in vendors:
+        return Check("GPU", DEGRADED, "AMD, which has no NVML", cost, "none yet")
+    return Check("GPU", OK, "no NVIDIA GPU here, so nothing to sample")
+
+
+def _nvml_fix(reason: str, machine: Machine) -> str:
+    if "Driver Not Loaded" in reason:
+        return "modprobe nvidia (nvidia-smi tells more)"
+    names = {"apt": "libnvidia-ml1", "dnf": "nvidia-driver-NVML", "pacman": "nvidia-utils"}
+    return f"{install_command(names, machine.root)}; in a container: --gpus all"
+
+
+def find_program(name: str) -> str | None:
+    """A program beside this interpreter, or on PATH."""
+    beside = str(Path(sys.executable).parent)
+    return shutil.which(name, path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
+
+
+def check_pyspy(find: Callable[[str], str | None] = find_program) -> Check:
+    path = find("py-spy")
+    if path:
+        return Check("py-spy", OK, path)
+    return Check(
+        "py-spy",
+        MISSING,
+        "not found",
+        "Python servers (vLLM, SGLang, transformers) show no Python stacks",
+        "pip install py-spy",
+    )
+
+
+def check_servers(find: Callable[[], Iterable[ProcessFacts]] = running_servers) -> Check:
+    servers = list(find())
+    name = "running servers"
+    if len(servers) == 1:
+        return Check(name, OK, f"{servers[0].engine}: {describe(servers[0])}")
+    if not servers:
+        return Check(
+            name,
+            MISSING,
+            "none that ttftprof knows",
+            "`record` needs to be told what to record",
+            "start the server, or give --pid, --port, --name or a command",
+        )
+    listed = "\n".join(f"{s.engine}: {describe(s)}" for s in servers)
+    return Check(
+        name,
+        DEGRADED,
+        f"{len(servers)}:\n{listed}",
+        "`record` needs to be told which",
+        "give --pid, --port or --name",
+    )

@@ -1,0 +1,120 @@
+"""`ttftprof.report/1`: everything a report says, for programs. The schema lies beside this file.
+
+Guarantees: one recording is one object on one line; times are CLOCK_MONOTONIC nanoseconds and stay
+integers; what is not known is null, never 0; no NaN or infinity appears (they become null); the
+output is pure ASCII, so no name in it can steer a terminal. Where a request has its first token,
+the sums of `totals.phase` and `totals.activity` equal `ttft_ns` exactly.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib import resources
+from numbers import Integral, Real
+from typing import Any, TextIO
+
+from ttftprof.model import Overhead, Report, Request
+
+SCHEMA_NAME = "ttftprof.report/1"
+
+
+def write(report: Report, out: TextIO) -> None:
+    """Writes the report as one line; lines of several reports together are JSON Lines."""
+    json.dump(as_json(report), out, allow_nan=False, separators=(",", ":"))
+    out.write("\n")
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) that every output of `write` satisfies."""
+    text = resources.files("ttftprof.reports").joinpath("report.schema.json").read_text("utf-8")
+    loaded: dict[str, Any] = json.loads(text)
+    return loaded
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """The report as plain dicts, lists, strings, numbers and None, in the schema's order."""
+    document: dict[str, Any] = _clean(
+        {
+            "schema": SCHEMA_NAME,
+            "tool": report.tool,
+            "host": report.host,
+            "recording": _recording(report),
+            "sources": [asdict(source) for source in report.sources],
+            "lost": report.lost,
+            "overhead": _overhead(report.overhead),
+            "requests": [_request(request) for request in report.requests],
+            "series": [asdict(series) for series in report.series],
+            "notes": report.notes,
+        }
+    )
+    return document
+
+
+def _recording(report: Report) -> dict[str, Any]:
+    return {
+        "path": report.path,
+        "start_ns": report.start_ns,
+        "end_ns": report.end_ns,
+        "complete": report.complete,
+        "ended_because": report.ended_because,
+        "realtime_offset_ns": report.realtime_offset_ns,
+    }
+
+
+def _overhead(overhead: Overhead) -> dict[str, Any]:
+    return {
+        "cpu_ns": overhead.cpu_ns,
+        "max_rss_bytes": overhead.max_rss_bytes,
+        "probes": [asdict(probe) for probe in overhead.probes],
+    }
+
+
+def _request(request: Request) -> dict[str, Any]:
+    return {
+        "id": request.id,
+        "engine": request.engine,
+        "model": request.model,
+        "endpoint": request.endpoint,
+        "streamed": request.streamed,
+        "outcome": request.outcome,
+        "start_ns": request.start_ns,
+        "first_token_ns": request.first_token_ns,
+        "end_ns": request.end_ns,
+        "ttft_ns": request.ttft_ns,
+        "switched": request.switched,
+        "residency_before": request.residency_before,
+        "prompt_tokens": request.prompt_tokens,
+        "cached_tokens": request.cached_tokens,
+        "phases": [asdict(phase) for phase in request.phases],
+        "activities": [asdict(activity) for activity in request.activities],
+        "totals": {
+            "phase": request.phase_totals(),
+            "activity": request.activity_totals(),
+            "phase_activity": request.phase_activity(),
+        },
+        "files": [asdict(file) for file in request.files],
+        "mounts": [asdict(mount) for mount in request.mounts],
+        "gpu": [asdict(gpu) for gpu in request.gpu],
+        "verdict": asdict(request.verdict),
+        "notes": request.notes,
+    }
+
+
+def _clean(value: Any) -> Any:
+    """The value in types JSON has; numpy's numbers become Python's, lone surrogates are escaped."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {_clean(str(key)): _clean(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_clean(item) for item in value]
+    return _clean(str(value))

@@ -1,0 +1,206 @@
+"""The tables of the terminal report. One that is too wide continues below in bands of columns.
+
+Cells of the phase × activity table are rounded together (`scale.round_table`), so rows and columns
+add up as printed, to the TTFT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+from rich.cells import cell_len
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from ttftprof.model import ACTIVITIES, PHASES, FileUse, GpuUse, InFlight, MountUse, Quantiles
+from ttftprof.model import Request
+from ttftprof.reports import flame, scale
+from ttftprof.reports.safe import clip, clip_path, plain
+
+_GAP = 2
+_TITLE = Style(dim=True)
+_US = 1000
+_NARROW = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of finished cells; a title may have two lines."""
+
+    title: str
+    cells: Sequence[str | Text]
+    right: bool = True
+
+    @property
+    def width(self) -> int:
+        texts = [*self.title.split("\n"), *(str(cell) for cell in self.cells)]
+        return max(map(cell_len, texts), default=0)
+
+
+def banded(first: Column, columns: Sequence[Column], width: int) -> Iterator[Table]:
+    """The table as one, or as several that repeat `first`, each within `width`."""
+    band: list[Column] = []
+    used = first.width
+    for column in columns:
+        if band and used + _GAP + column.width > width:
+            yield _table([first, *band])
+            band, used = [], first.width
+        band.append(column)
+        used += _GAP + column.width
+    if band:
+        yield _table([first, *band])
+
+
+def _table(columns: Sequence[Column]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style=_TITLE)
+    for column in columns:
+        table.add_column(
+            Text(column.title),
+            justify="right" if column.right else "left",
+            vertical="bottom",
+            no_wrap=True,
+        )
+    for row in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    return table
+
+
+# -- phase × activity -----------------------------------------------------------------------------
+
+
+def phase_activity(request: Request, width: int, colour: bool) -> Iterator[Table]:
+    """Milliseconds of each phase in each activity, with sums and percentages of the whole."""
+    cells = request.phase_activity()
+    phases = [name for name in PHASES if name in cells]
+    activities = [name for name in ACTIVITIES if any(name in row for row in cells.values())]
+    exact = [[cells[phase].get(name, 0) for name in activities] for phase in phases]
+    shown = scale.round_table(exact, _US)
+    sums = [sum(row) for row in shown]
+    column_sums = [sum(column) for column in zip(*shown, strict=True)]
+    columns = [
+        Column(
+            name,
+            [
+                *(_ms(us, ns) for us, ns in zip(rounded, exactly, strict=True)),
+                scale.milliseconds(total),
+                share,
+            ],
+        )
+        for name, rounded, exactly, total, share in zip(
+            activities,
+            zip(*shown, strict=True),
+            zip(*exact, strict=True),
+            column_sums,
+            _percents([sum(column) for column in zip(*exact, strict=True)]),
+            strict=True,
+        )
+    ]
+    whole = [*map(scale.milliseconds, sums), scale.milliseconds(sum(sums)), ""]
+    columns.append(Column("ms", [Text(cell, Style(bold=True)) for cell in whole]))
+    columns.append(Column("%", [*_percents([sum(row) for row in exact]), "100.0", ""]))
+    inferred = {phase.phase for phase in request.phases if phase.basis == "inferred"}
+    names = [_phase_name(name, name in inferred, colour) for name in phases]
+    first = Column("", [*names, Text("   ms"), Text("   %")], right=False)
+    yield from banded(first, columns, width)
+
+
+def _ms(us: int, ns: int) -> str:
+    """Blank for nothing at all."""
+    return scale.milliseconds(us) if ns else ""
+
+
+def _percents(parts_ns: Sequence[int]) -> list[str]:
+    thousandths = scale.apportion(parts_ns, 1000)
+    return [scale.tenths(t, ns) for t, ns in zip(thousandths, parts_ns, strict=True)]
+
+
+def _phase_name(name: str, inferred: bool, colour: bool) -> Text:
+    return flame.swatch(name, colour) + Text(f" {name}{' ~' if inferred else ''}")
+
+
+# -- files, mounts, GPUs --------------------------------------------------------------------------
+
+
+def files(used: Sequence[FileUse], width: int) -> Iterator[Table]:
+    """What the request did with each file, in the order given."""
+    name_width = max(width // 4, 20)
+    first = Column("file", [clip_path(plain(f.path), name_width) for f in used], right=False)
+    columns = [
+        Column("size", [scale.size(f.size_bytes) for f in used]),
+        Column("from\nstorage", [scale.size(f.bytes_from_storage) for f in used]),
+        Column("from\ncache", [scale.size(f.bytes_from_cache) for f in used]),
+        Column("cached\nbefore", [scale.percent(f.residency_before) for f in used]),
+        Column("access", [_word(f.access) for f in used], right=False),
+        Column("on", [_word(f.fstype) for f in used], right=False),
+        Column("storage\nwait", [scale.duration(f.storage_wait_ns) for f in used]),
+        Column("rate", [scale.rate(f.bytes_per_second) for f in used]),
+        Column("request\np50 / p95", [_quantiles(f.request_size_bytes) for f in used]),
+        Column("in flight\nmean / max", [_in_flight(f.in_flight) for f in used]),
+        Column("major\nfaults", [scale.count(f.major_faults) for f in used]),
+        Column("minor\nfaults", [scale.count(f.minor_faults) for f in used]),
+    ]
+    if any(f.advice for f in used):
+        advice = [clip(", ".join(map(plain, f.advice)), name_width) for f in used]
+        columns.append(Column("advice", advice, right=False))
+    yield from banded(first, columns, width)
+
+
+def mounts(used: Sequence[MountUse], width: int) -> Iterator[Table]:
+    """Where the files lie; columns that no mount knows are left out."""
+    name_width = max(width // 4, 20)
+    first = Column("mount", [clip_path(plain(m.path), name_width) for m in used], right=False)
+    columns = [
+        Column("type", [_word(m.fstype) for m in used], right=False),
+        Column("read-ahead", [_kib(m.read_ahead_kb) for m in used]),
+        *_known(used, "requests", "requests", scale.count),
+        *_known(used, "queue", "queue_ns", scale.duration),
+        *_known(used, "wire + server", "wire_ns", scale.duration),
+        *_known(used, "total", "total_ns", scale.duration),
+        *_known(used, "retransmits", "retransmits", scale.count),
+        Column("options", [clip(plain(m.options), width - name_width - _GAP) for m in used], False),
+    ]
+    yield from banded(first, columns, width)
+
+
+def gpus(used: Sequence[GpuUse], width: int) -> Iterator[Table]:
+    first = Column("GPU", [clip(f"{g.index} {plain(g.name)}", 24) for g in used], right=False)
+    columns = [
+        Column("memory\nbefore", [scale.size(g.memory_before_bytes) for g in used]),
+        Column("memory\nafter", [scale.size(g.memory_after_bytes) for g in used]),
+        Column("busy", [scale.duration(g.busy_ns) for g in used]),
+        Column("transferred", [scale.size(g.transfer_bytes) for g in used]),
+        Column("seen by", [_word(g.source) for g in used], right=False),
+    ]
+    yield from banded(first, columns, width)
+
+
+def _known(
+    used: Sequence[MountUse], title: str, name: str, shown: Callable[[int | None], str]
+) -> list[Column]:
+    values = list(map(attrgetter(name), used))
+    return [Column(title, list(map(shown, values)))] if any(v is not None for v in values) else []
+
+
+def _word(text: str | None) -> str:
+    return scale.ABSENT if text is None else clip(plain(text), 12)
+
+
+def _kib(read_ahead_kb: int | None) -> str:
+    return scale.block(None if read_ahead_kb is None else read_ahead_kb << 10)
+
+
+def _quantiles(sizes: Quantiles | None) -> str:
+    """`128 / 512 KiB`; a shared unit is written once."""
+    if sizes is None:
+        return scale.ABSENT
+    low, high = scale.block(sizes.p50), scale.block(sizes.p95)
+    if low.split()[-1] == high.split()[-1]:
+        low = low.split()[0]
+    return f"{low} / {high}"
+
+
+def _in_flight(depth: InFlight | None) -> str:
+    return scale.ABSENT if depth is None else f"{depth.mean:.1f} / {depth.max}"

@@ -1,0 +1,102 @@
+"""The sentences all reports share: how a request is called, what went missing and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import PurePath
+
+from ttftprof.model import Report, Request, Verdict
+from ttftprof.reports import scale
+
+# What the analysis cannot know once events of a kind were lost (see events.LOST).
+_COST_OF_LOSS = {
+    "events ring full": "waits and file accesses are missing, sums of activities are too small; "
+    "record with a larger --ring-kb",
+    "text ring full": "requests, log lines or paths may be missing; record with a larger --ring-kb",
+    "threads not followed": "what those threads waited for is in no sum",
+    "files not followed": "bytes and faults of those files are in no row",
+    "block requests not followed": "request sizes and depths are incomplete",
+}
+_COLD, _CACHED = 0.1, 0.9
+
+
+def recording_name(report: Report) -> str:
+    return PurePath(report.path).stem or report.path or "recording"
+
+
+def engines(report: Report) -> str:
+    """`llama-server`, or several joined; the target is not named where nothing was recognised."""
+    found = sorted({request.engine for request in report.requests if request.engine})
+    return " + ".join(found) if found else "engine not recognised"
+
+
+def switch_kind(request: Request) -> str:
+    """`cold switch`, `cached switch`, …, by how much of the weights the page cache held before."""
+    if not request.switched:
+        return "no switch"
+    resident = request.residency_before
+    if resident is None:
+        return "switch"
+    if resident <= _COLD:
+        return "cold switch"
+    return "cached switch" if resident >= _CACHED else f"switch, {scale.percent(resident)} cached"
+
+
+def cause(verdict: Verdict) -> str:
+    """`load / storage_wait 52 %`"""
+    text = verdict.cause
+    if verdict.activity:
+        text += f" / {verdict.activity}"
+    return text if verdict.share is None else f"{text} {scale.percent(verdict.share)}"
+
+
+def outcome(request: Request) -> str:
+    """Why there is no first token, in words; empty if there is one."""
+    if request.first_token_ns is not None:
+        return ""
+    words = {
+        "ok": "answered without a first token",
+        "error": "failed before a first token",
+        "timeout": "timed out before a first token",
+        "cancelled": "cancelled before a first token",
+        "incomplete": "no first token while recorded",
+    }
+    return words.get(request.outcome, "no first token")
+
+
+def span(request: Request) -> tuple[int, int]:
+    """(start, end) of what the phases cover, the first token's time where there is one."""
+    last = max((phase.end_ns for phase in request.phases), default=request.start_ns)
+    end = request.first_token_ns if request.first_token_ns is not None else last
+    return request.start_ns, max(end, last, request.start_ns)
+
+
+def waited_ns(request: Request) -> int:
+    """TTFT, or how long the client is known to have waited in vain."""
+    start, end = span(request)
+    return end - start
+
+
+def warnings(report: Report) -> list[str]:
+    """What went missing, with what that costs; empty when all is well. Stands first everywhere."""
+    return [*_losses(report), *_incomplete(report), *_absences(report)]
+
+
+def _losses(report: Report) -> Iterable[str]:
+    for place, number in report.lost.items():
+        if number:
+            cost = _COST_OF_LOSS.get(place, "what that hides is not known")
+            yield f"lost {number:,} × {place}: {cost}"
+
+
+def _incomplete(report: Report) -> Iterable[str]:
+    if not report.complete:
+        why = report.ended_because or "ttftprof was stopped before it could finish"
+        yield f"recording is incomplete ({why}): what came after its last fact is unknown"
+
+
+def _absences(report: Report) -> Iterable[str]:
+    for source in report.sources:
+        if source.state != "ok":
+            parts = [part for part in (source.reason, source.lost) if part]
+            yield f"{source.name} {source.state}" + (": " if parts else "") + "; ".join(parts)

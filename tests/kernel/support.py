@@ -1,0 +1,84 @@
+"""Runs the real `ttftprof record` beside a workload, and gives back what it concluded."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ttftprof.analysis import analyse
+from ttftprof.model import Report
+from ttftprof.recording import Reader
+
+ARMED_TIMEOUT_S = 20
+STOP_TIMEOUT_S = 20
+
+
+class RecorderFailed(AssertionError):
+    """The recorder did not do what the test needs; its output is the message."""
+
+
+@dataclass
+class Recording:
+    """A recorder that runs (until `stop`), then its file."""
+
+    path: Path
+    process: subprocess.Popen[str]
+    armed_after_s: float = 0.0
+    output: str = ""
+
+    def stop(self, number: int = signal.SIGINT) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        self.output, _ = self.process.communicate(timeout=STOP_TIMEOUT_S)
+        return self.process.returncode
+
+    def report(self) -> Report:
+        return analyse(self.path)
+
+    def reader(self) -> Reader:
+        return Reader(self.path)
+
+
+def start_recording(path: Path, *arguments: str) -> Recording:
+    """`ttftprof record ARGUMENTS -o PATH`, armed when this returns."""
+    ready = path.with_suffix(".ready")
+    ready.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "ttftprof", "record", *arguments]
+    options = ["-o", str(path), "--ready-file", str(ready), "--force"]
+    separator = command.index("--") if "--" in command else len(command)
+    began = time.monotonic()
+    process = subprocess.Popen(
+        [*command[:separator], *options, *command[separator:]],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    while not ready.exists():
+        if process.poll() is not None:
+            raise RecorderFailed(process.communicate()[0])
+        if time.monotonic() - began > ARMED_TIMEOUT_S:
+            process.kill()
+            raise RecorderFailed(f"not armed: {process.communicate()[0]}")
+        time.sleep(0.002)
+    return Recording(path, process, time.monotonic() - began)
+
+
+@contextmanager
+def recording(path: Path, *arguments: str) -> Iterator[Recording]:
+    """Records while the block runs; stopped as by Ctrl-C."""
+    started = start_recording(path, *arguments)
+    try:
+        yield started
+        code = started.stop()
+        if code != 0:
+            raise RecorderFailed(f"exit code {code}: {started.output}")
+    finally:
+        if started.process.poll() is None:
+            started.process.kill()
+            started.process.communicate()

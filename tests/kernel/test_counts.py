@@ -1,0 +1,130 @@
+"""Prime counts show as such, and agree with what the kernel tells by other ways."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from workloads.cache import make_model
+from workloads.counted import ANONYMOUS_PAGES, FILE_PAGES, FORKS, MMAPS, READS, Program, started
+
+from kernel.support import Recording, recording
+from ttftprof.events import Kind, Records
+
+pytestmark = pytest.mark.kernel
+
+MODEL_BYTES = 8 * (1 << 20) + 4099
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_model(tmp_path / "counted.weights", MODEL_BYTES)
+
+
+def record(mode: str, model: Path) -> tuple[Recording, dict[str, dict[str, int]], Program]:
+    """Runs one counted program under the recorder; its summary with it."""
+    path = model.with_suffix(".ttft")
+    with started(mode, model) as program, recording(path, "--pid", str(program.pid)) as seen:
+        summary = program.go()
+    return seen, summary, program
+
+
+def events(seen: Recording, kind: Kind) -> Records:
+    with seen.reader() as reader:
+        assert reader.complete
+        assert not reader.lost()
+        found = reader.stream("events")
+    return found[found["kind"] == kind]
+
+
+def last_file_row(seen: Recording, model: Path) -> Records:
+    with seen.reader() as reader:
+        rows = reader.stream("files")
+    return rows[rows["ino"] == model.stat().st_ino][-1]
+
+
+def thread_growth(seen: Recording, pid: int, counter: str) -> int:
+    """How much a counter of the program's thread grew while it was recorded."""
+    with seen.reader() as reader:
+        rows = reader.stream("threads")
+    own = rows[rows["tid"] == pid][counter]
+    return int(own[-1] - own[0])
+
+
+def test_23_reads_are_23_reads(model: Path) -> None:
+    seen, summary, _ = record("reads", model)
+    row = last_file_row(seen, model)
+    assert int(row["reads"]) == READS
+    assert int(row["read_bytes"]) == summary["did"]["read_bytes"]
+    reads = events(seen, Kind.READ)
+    assert len(reads) == READS
+    assert int(reads["a"].sum()) == summary["did"]["read_bytes"]
+    assert np.all(np.diff(reads["b"].astype(np.int64)) > 0)
+
+
+def test_29_mmaps_are_29_mmaps(model: Path) -> None:
+    seen, _, _ = record("mmaps", model)
+    maps = events(seen, Kind.MMAP)
+    maps = maps[maps["ino"] == model.stat().st_ino]
+    assert len(maps) == MMAPS
+    assert set(maps["a"].tolist()) == {MODEL_BYTES}
+    unmaps = events(seen, Kind.MUNMAP)
+    assert Counter(unmaps["b"].tolist()) == Counter(maps["b"].tolist())
+    assert int(last_file_row(seen, model)["mmaps"]) == MMAPS
+
+
+def test_31_forks_are_31_processes(model: Path) -> None:
+    seen, _, program = record("forks", model)
+    forks = events(seen, Kind.FORK)
+    assert len(forks) == FORKS
+    assert set(forks["a"].tolist()) == {program.pid}
+    children = set(forks["tgid"].tolist())
+    exits = events(seen, Kind.PROCESS_EXIT)
+    assert children <= set(exits["tgid"].tolist())
+
+
+def test_faults_agree_with_getrusage_and_proc(model: Path) -> None:
+    seen, summary, program = record("faults", model)
+    counted = summary["counted"]
+    row = last_file_row(seen, model)
+    assert int(row["added_pages"]) == FILE_PAGES
+    assert int(row["faults"]) == FILE_PAGES
+    assert thread_growth(seen, program.pid, "maj_flt") == pytest.approx(counted["major_faults"], abs=2)
+    # The program's own reading of its counters and of the summary costs some minor faults.
+    assert thread_growth(seen, program.pid, "min_flt") == pytest.approx(counted["minor_faults"], abs=64)
+    assert counted["major_faults"] >= FILE_PAGES
+    assert counted["minor_faults"] >= ANONYMOUS_PAGES
+
+
+def test_block_bytes_agree_with_proc_io(model: Path) -> None:
+    seen, summary, _ = record("faults", model)
+    blocks = events(seen, Kind.BLOCK)
+    blocks = blocks[blocks["ino"] == model.stat().st_ino]
+    assert int(blocks["a"].sum()) == FILE_PAGES * 4096
+    assert summary["counted"]["storage_bytes"] == FILE_PAGES * 4096
+
+
+def test_two_servers_at_once_stay_apart(tmp_path: Path) -> None:
+    one = make_model(tmp_path / "one.weights", MODEL_BYTES)
+    two = make_model(tmp_path / "two.weights", MODEL_BYTES)
+    with started("reads", one) as first, started("reads", two) as second:
+        with (
+            recording(tmp_path / "1.ttft", "--pid", str(first.pid)) as seen_one,
+            recording(tmp_path / "2.ttft", "--pid", str(second.pid)) as seen_two,
+        ):
+            first.go()
+            second.go()
+        for seen, own, other in ((seen_one, first, two), (seen_two, second, one)):
+            with seen.reader() as reader:
+                found = reader.stream("events")
+                rows = reader.stream("files")
+            assert set(found["tgid"].tolist()) <= {own.pid} | kernel_workers(found)
+            assert other.stat().st_ino not in set(rows["ino"].tolist())
+            assert other.stat().st_ino not in set(found["ino"].tolist())
+
+
+def kernel_workers(found: Records) -> set[int]:
+    """Kernel threads that issue a file's block requests on the program's behalf."""
+    return set(found[found["kind"] == Kind.BLOCK]["tgid"].tolist())
