@@ -173,8 +173,8 @@ def _request_notes(timeline: Timeline, served: Served) -> list[str]:
     notes = list(dict.fromkeys([*served.front.notes, *(served.back.notes if served.back else ())]))
     if served.front.status is not None and served.front.status >= 400:
         notes.append(f"answered with HTTP status {served.front.status}")
-    if served.front.start_ns < timeline.armed_ns:
-        notes.append("the request began before recording did: its beginning was not seen")
+    if served.front.start_ns <= timeline.armed_ns:
+        notes.append("it began before recording did: it waited at least this long")
     return notes
 
 

@@ -234,7 +234,9 @@ def _in_user_namespace(machine: Machine) -> bool:
 def own_command() -> list[str]:
     """How this program was called, without its options: for messages."""
     name = Path(sys.argv[0]).name
-    return ["ttftprof", "doctor"] if name != "__main__.py" else ["python", "-m", "ttftprof", "doctor"]
+    return (
+        ["ttftprof", "doctor"] if name != "__main__.py" else ["python", "-m", "ttftprof", "doctor"]
+    )
 
 
 def check_pid_namespace(machine: Machine) -> Check:
@@ -589,15 +591,14 @@ def ask_nvml() -> str:
     """Driver and devices in one line; raises `pynvml.NVMLError`."""
     import pynvml
 
-    pynvml.nvmlInit()
+    nvml: Any = pynvml  # it declares no types
+    nvml.nvmlInit()
     try:
-        driver = pynvml.nvmlSystemGetDriverVersion()
-        count = pynvml.nvmlDeviceGetCount()
-        names = [
-            pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(count)
-        ]
+        driver = nvml.nvmlSystemGetDriverVersion()
+        devices = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+        names = [nvml.nvmlDeviceGetName(device) for device in devices]
     finally:
-        pynvml.nvmlShutdown()
+        nvml.nvmlShutdown()
     return f"driver {driver}, {', '.join(names) or 'no device'}"
 
 

@@ -45,7 +45,7 @@ from ttftprof.sources.mounts import (
     open_paths,
     read_ahead_kb,
 )
-from ttftprof.sources.processes import listening_ports, read_process
+from ttftprof.sources.processes import is_alive, listening_ports, read_process
 from ttftprof.sources.requests import RequestTap, Seen
 from ttftprof.target import Target
 
@@ -97,7 +97,7 @@ class SlotReader:
         if len(before) < used:
             before = np.concatenate([before, np.zeros(used - len(before), now.dtype)])
         words = now.dtype.itemsize // 8
-        differs = (now.view("<u8").reshape(used, words) != before.view("<u8").reshape(used, words))
+        differs = now.view("<u8").reshape(used, words) != before.view("<u8").reshape(used, words)
         rows = now[differs.any(axis=1) & (now["since_ns"] != 0)]
         self._before = now
         out = np.zeros(len(rows), self._row)
@@ -131,7 +131,7 @@ class Recorder:
         self._known_files: set[tuple[int, int]] = set()
         self._exit_seen: set[int] = set()
         self._client_ports: set[int] = set()
-        self._counted: set[tuple[int, int]] = set()
+        self._counted: set[tuple[int, ...]] = set()
         self._lost_here: dict[str, int] = {}
         self._tap = RequestTap(self._exchange_ended, self._exchange_moved, self._quiet)
         self._libraries = LibraryMarks(
@@ -209,10 +209,11 @@ class Recorder:
         self._poll.register(self._wake_r.fileno(), select.EPOLLIN)
 
     def handle_signals(self) -> None:
-        """SIGINT and SIGTERM stop the recording; a second one stops it without lingering."""
+        """SIGINT, SIGTERM and the loss of the terminal stop the recording."""
         signal.set_wakeup_fd(self._wake_w.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._on_signal)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                signal.signal(number, self._on_signal)
 
     def _on_signal(self, _number: int, _frame: object) -> None:
         self.stop()
@@ -267,14 +268,12 @@ class Recorder:
 
     def _cycle(self) -> bool:
         """One drain of everything; returns whether anything had happened."""
-        ns = now_ns()
+        until_ns = now_ns()
         events = self.session.events.drain()
-        texts = 0
-        for head, data in self.session.texts.drain():
-            texts += 1
-            self._take_text(head, data)
+        texts = self._take_texts(events, until_ns)
         self.writer.add_batch("events", events)
         self._follow(events)
+        ns = now_ns()  # of the look at the counters: what came before took its time
         control = self.session.control[0]
         threads = self._threads.changed(int(control["threads_used"]), ns)
         files = self._files.changed(int(control["files_used"]), ns)
@@ -306,7 +305,6 @@ class Recorder:
             Kind.MMAP: self._on_mmap,
             Kind.CONNECT: self._on_client_port,
             Kind.FORWARD: self._on_client_port,
-            Kind.CONN: self._on_connection,
             Kind.PROCESS_EXIT: self._on_process_exit,
         }
 
@@ -349,10 +347,6 @@ class Recorder:
     def _on_client_port(self, event: Any) -> None:
         self._client_ports.add(int(event["a"]) >> 16)
 
-    def _on_connection(self, event: Any) -> None:
-        if int(event["flags"]) == TCP_CLOSE:
-            self._tap.closed(int(event["ino"]), int(event["start_ns"]))
-
     def _name_file(self, key: tuple[int, int], pid: int, path: str, size_bytes: int) -> None:
         """A file's path, mount and readahead, as its process sees them."""
         self._known_files.add(key)
@@ -376,6 +370,23 @@ class Recorder:
             self.writer.set_meta("recording_on_measured_mount", mount.point)
 
     # -- texts --------------------------------------------------------------------------------
+
+    def _take_texts(self, events: Records, until_ns: int) -> int:
+        """All texts up to a moment, with the ends of connections among them where they fell: the kernel
+        gives a closed socket's address to the next connection. Returns how many there were."""
+        gone = (events["kind"] == Kind.CONN) & (events["flags"] == TCP_CLOSE)
+        closes = [(int(e["start_ns"]), int(e["ino"])) for e in events[gone]]
+        closes.reverse()
+        count = 0
+        for head, data in self.session.texts.drain(until_ns):
+            while closes and closes[-1][0] <= int(head["end_ns"]):
+                ns, sock = closes.pop()
+                self._tap.closed(sock, ns)
+            self._take_text(head, data)
+            count += 1
+        for ns, sock in reversed(closes):
+            self._tap.closed(sock, ns)
+        return count
 
     def _take_text(self, head: Any, data: bytes) -> None:
         kind = int(head["kind"])
@@ -428,10 +439,12 @@ class Recorder:
             self.progress.requests += 1
             self.progress.open_requests += 1
         if exchange.first_token_ns and (*key, 1) not in self._counted:
-            self._counted.add((*key, 1))  # type: ignore[arg-type]
+            self._counted.add((*key, 1))
             self.progress.first_tokens += 1
             self.progress.last_token_ns = now_ns()
-        self.progress.stage = "answering" if exchange.first_token_ns else "waiting for the first token"
+        self.progress.stage = (
+            "answering" if exchange.first_token_ns else "waiting for the first token"
+        )
 
     def _exchange_ended(self, seen: Seen) -> None:
         self.writer.add_fact("exchange", seen.exchange.start_ns, seen.as_fact())
@@ -465,6 +478,13 @@ class Recorder:
         if ns >= self._next_own_ns:
             self._next_own_ns = ns + OWN_EVERY_NS
             self.writer.set_meta("own", own_cost())
+            self._forget_the_dead()
+
+    def _forget_the_dead(self) -> None:
+        """A member whose exit was lost, or came before we looked, must not be waited for."""
+        dead = {pid for pid in self._members if not is_alive(pid)}
+        self._members -= dead
+        self._exit_seen |= dead
 
     # -- end ----------------------------------------------------------------------------------
 
@@ -522,7 +542,9 @@ def _text(data: bytes) -> str:
 
 
 def _network(fstype: str) -> bool:
-    return fstype in {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "afs"} or fstype.startswith("fuse")
+    return fstype in {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "afs"} or fstype.startswith(
+        "fuse"
+    )
 
 
 def _same_device(path: Path, dev: int) -> bool:

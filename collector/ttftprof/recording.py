@@ -14,7 +14,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
+import shutil
 import sqlite3
+import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -29,6 +32,7 @@ from ttftprof.events import EVENT, FILE_ROW, THREAD_ROW, Records
 APPLICATION_ID = 0x54544654  # "TTFT"
 VERSION = 1
 COMPRESS_FROM_BYTES = 2048
+MAX_BATCH_BYTES = 256 << 20  # more than any ring holds: no file makes a reader swell
 
 _SCHEMA = """
 CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -73,9 +77,28 @@ def layout_of(dtype: np.dtype[Any]) -> list[list[Any]]:
     return fields
 
 
+_PLAIN_TYPE = re.compile(r"[<|][uif][1248]")
+
+
 def dtype_of(layout: Iterable[Iterable[Any]]) -> np.dtype[Any]:
-    """The inverse of `layout_of`."""
-    return np.dtype([(str(n), str(t), tuple(int(d) for d in shape)) for n, t, shape in layout])
+    """The inverse of `layout_of`. Raises `ValueError` or `TypeError` for anything else."""
+    fields: list[Any] = []
+    for name, kind, shape in layout:
+        lengths = tuple(int(d) for d in shape)
+        if not _PLAIN_TYPE.fullmatch(kind) or not all(0 < d <= 4096 for d in lengths):
+            raise ValueError(f"no layout of numbers: {kind!r} {lengths}")
+        fields.append((str(name), kind, lengths))
+    return np.dtype(fields)
+
+
+def in_layout(records: Records, dtype: np.dtype[Any]) -> Records:
+    """The records in this version's layout; a field that they were written without reads as 0."""
+    if records.dtype == dtype:
+        return records
+    present = np.zeros(len(records), dtype)
+    for name in records.dtype.names or ():
+        present[name] = records[name]
+    return present
 
 
 def pack(records: Records) -> tuple[str, bytes]:
@@ -97,6 +120,8 @@ def pack(records: Records) -> tuple[str, bytes]:
 
 def unpack(codec: str, data: bytes, dtype: np.dtype[Any], count: int) -> Records:
     """The inverse of `pack`. Raises `RecordingError` if the bytes do not fit the layout."""
+    if not 0 <= count <= MAX_BATCH_BYTES // dtype.itemsize:
+        raise RecordingError(f"a batch of the recording is damaged ({count} records)")
     if codec == "columns+zlib":
         try:
             # Bounded by what the layout says: a hostile file cannot swell in memory.
@@ -170,8 +195,9 @@ class Writer:
         self.commit()
 
     def _failure(self, error: sqlite3.Error) -> OutputError:
-        full = getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
-        if full or "full" in str(error):
+        # The low byte is the code; what is above says more precisely what failed.
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
             return OutputError(
                 f"the disk under {self.path} is full or failing ({error})",
                 "what was recorded so far is in the file; record again with -o on another disk",
@@ -245,6 +271,8 @@ def _create(path: Path, overwrite: bool) -> None:
         if overwrite:
             path.unlink(missing_ok=True)
         fd = os.open(path, flags | os.O_EXCL, 0o600)
+        for end in ("-wal", "-shm", "-journal"):  # of a recording that was here before
+            Path(f"{path}{end}").unlink(missing_ok=True)
     except FileExistsError as error:
         raise OutputError(
             f"{path} exists", "choose another -o FILE, or add --force to replace it"
@@ -268,22 +296,35 @@ class Reader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        if not path.is_file():
-            raise RecordingError(f"{path} does not exist or is no file", "ls *.ttft")
         self._check_magic()
+        self._copy: tempfile.TemporaryDirectory[str] | None = None
         try:
-            self._db = _open_read(path)
-            self._check_version()
-            self._layouts = {
-                str(stream): dtype_of(json.loads(layout))
-                for stream, layout in self._db.execute("SELECT stream, layout FROM layouts")
-            }
-        except (sqlite3.Error, ValueError, TypeError) as error:
+            self._db, self._copy = _open_read(path)
+        except (sqlite3.Error, OSError) as error:
             raise self._damaged(error) from error
+        try:
+            self._check_version()
+            self._check_size()
+            self._check_tables()
+            self._layouts = dict(self._read_layouts())
+        except (*_MALFORMED, OSError) as error:
+            self.close()
+            raise self._damaged(error) from error
+        except RecordingError:
+            self.close()
+            raise
 
     def _check_magic(self) -> None:
-        with self.path.open("rb") as file:
-            head = file.read(16)
+        try:
+            if not self.path.is_file():
+                raise RecordingError(f"{self.path} does not exist or is no file", "ls *.ttft")
+            with self.path.open("rb") as file:
+                head = file.read(16)
+        except OSError as error:
+            raise RecordingError(
+                f"{self.path} cannot be read: {os.strerror(error.errno or errno.EIO)}",
+                f"sudo chown $USER {self.path}" if error.errno == errno.EACCES else "",
+            ) from error
         if not head:
             raise RecordingError(f"{self.path} is empty", "record again; nothing was ever written")
         if head != b"SQLite format 3\0":
@@ -304,6 +345,29 @@ class Reader:
                 _UPDATE,
             )
 
+    def _check_size(self) -> None:
+        """SQLite reads what is missing of its last page as zeros. With a log beside it, a file may
+        be shorter than it will be."""
+        pages = self._db.execute("PRAGMA page_count").fetchone()[0]
+        page_bytes = self._db.execute("PRAGMA page_size").fetchone()[0]
+        size = self.path.stat().st_size
+        if size < pages * page_bytes and not _leftover_logs(self.path):
+            raise ValueError(f"{size} of {pages * page_bytes} bytes are there")
+
+    def _check_tables(self) -> None:
+        query = "SELECT name FROM sqlite_master WHERE type = 'table'"
+        absent = _TABLES - {name for (name,) in self._db.execute(query)}
+        if absent:
+            raise ValueError(f"without {', '.join(sorted(absent))}")
+
+    def _read_layouts(self) -> Iterator[tuple[str, np.dtype[Any]]]:
+        for stream, layout in self._db.execute("SELECT stream, layout FROM layouts"):
+            dtype = dtype_of(json.loads(layout))
+            unknown = set(dtype.names or ()) - set(STREAMS[stream].names or ())
+            if unknown:
+                raise ValueError(f"{stream} with {', '.join(sorted(unknown))}")
+            yield stream, dtype
+
     def _damaged(self, error: Exception) -> RecordingError:
         return RecordingError(
             f"{self.path} is damaged or was cut short ({error})",
@@ -313,16 +377,17 @@ class Reader:
     def _rows(self, query: str, *values: Any) -> Iterator[tuple[Any, ...]]:
         try:
             # No `yield from`: left early, it would close a cursor of a closed database.
-            for row in self._db.execute(query, values):
-                yield row  # noqa: UP028
+            cursor = self._db.execute(query, values)
+            while (row := cursor.fetchone()) is not None:
+                yield row
         except sqlite3.Error as error:
             raise self._damaged(error) from error
 
     @property
     def meta(self) -> dict[str, Any]:
         try:
-            return {k: json.loads(v) for k, v in self._rows("SELECT key, value FROM meta")}
-        except (ValueError, TypeError) as error:
+            return {str(k): json.loads(v) for k, v in self._rows("SELECT key, value FROM meta")}
+        except _MALFORMED as error:
             raise self._damaged(error) from error
 
     @property
@@ -336,37 +401,49 @@ class Reader:
             return
         query = "SELECT count, codec, data FROM batches WHERE stream = ? ORDER BY rowid"
         for count, codec, data in self._rows(query, stream):
-            if not isinstance(data, bytes) or not isinstance(count, int) or not 0 <= count < 1 << 32:
+            if not isinstance(data, bytes) or not isinstance(count, int):
                 raise self._damaged(ValueError("a batch row is malformed"))
-            yield unpack(codec, data, dtype, count)
+            try:
+                yield in_layout(unpack(codec, data, dtype, count), STREAMS[stream])
+            except ValueError as error:
+                raise self._damaged(error) from error
 
     def stream(self, stream: str) -> Records:
         """A whole stream as one array; empty, with this version's layout, if there is none."""
         parts = list(self.batches(stream))
-        if not parts:
-            return np.empty(0, self._layouts.get(stream, STREAMS[stream]))
-        return np.concatenate(parts)
+        return np.concatenate(parts) if parts else np.empty(0, STREAMS[stream])
 
     def facts(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
         """(ns, fact) of one kind, oldest row first."""
         query = "SELECT ns, fact FROM facts WHERE kind = ? ORDER BY rowid"
         for ns, text in self._rows(query, kind):
             try:
-                yield int(ns), json.loads(text)
-            except (ValueError, TypeError) as error:
+                fact = json.loads(text)
+                stamp = int(ns)
+            except _MALFORMED as error:
                 raise self._damaged(error) from error
+            if not isinstance(fact, dict):
+                raise self._damaged(ValueError(f"a fact of kind {kind} is malformed"))
+            yield stamp, fact
 
     def fact_kinds(self) -> list[str]:
         return [str(k) for (k,) in self._rows("SELECT DISTINCT kind FROM facts ORDER BY kind")]
 
     def sources(self) -> list[Source]:
-        return [Source(*map(str, row)) for row in self._rows("SELECT * FROM sources ORDER BY name")]
+        query = "SELECT name, state, reason, lost FROM sources ORDER BY name"
+        return [Source(*map(str, row)) for row in self._rows(query)]
 
     def lost(self) -> dict[str, int]:
-        return {str(p): int(n) for p, n in self._rows("SELECT place, count FROM lost WHERE count")}
+        try:
+            rows = self._rows("SELECT place, count FROM lost WHERE count")
+            return {str(place): int(count) for place, count in rows}
+        except _MALFORMED as error:
+            raise self._damaged(error) from error
 
     def close(self) -> None:
         self._db.close()
+        if self._copy:
+            self._copy.cleanup()
 
     def __enter__(self) -> Self:
         return self
@@ -375,13 +452,39 @@ class Reader:
         self.close()
 
 
-def _open_read(path: Path) -> sqlite3.Connection:
-    """Read-only; a leftover log of a killed recorder is taken into account where possible."""
-    uri = path.resolve().as_uri()
+_TABLES = {"meta", "layouts", "batches", "facts", "sources", "lost"}
+# What a damaged row makes the decoding of it raise.
+_MALFORMED = (sqlite3.Error, ValueError, TypeError, KeyError, OverflowError, RecursionError)
+
+
+def _open_read(path: Path) -> tuple[sqlite3.Connection, tempfile.TemporaryDirectory[str] | None]:
+    """Read-only. What a killed recorder left in a log beside the file is part of the recording:
+    where it cannot be read in place (a read-only folder), a copy of both is."""
     try:
-        db = sqlite3.connect(f"{uri}?mode=ro", uri=True)
-        db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        return _connect(path, "mode=ro"), None
     except sqlite3.OperationalError:
-        # A log that cannot be opened (read-only folder): the main file alone.
-        db = sqlite3.connect(f"{uri}?mode=ro&immutable=1", uri=True)
+        logs = _leftover_logs(path)
+        if not logs:
+            return _connect(path, "mode=ro&immutable=1"), None
+    folder = tempfile.TemporaryDirectory(prefix="ttftprof-", ignore_cleanup_errors=True)
+    copy = Path(folder.name) / path.name
+    for source in (path, *logs):
+        shutil.copyfile(source, copy.with_name(source.name))
+    return _connect(copy, "mode=rw"), folder
+
+
+def _leftover_logs(path: Path) -> list[Path]:
+    logs = [Path(f"{path}{end}") for end in ("-wal", "-journal")]
+    return [log for log in logs if log.exists() and log.stat().st_size]
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    db = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)
+    try:
+        db.execute("PRAGMA trusted_schema=OFF")
+        db.execute("PRAGMA cell_size_check=ON")
+        db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.Error:
+        db.close()
+        raise
     return db

@@ -6,8 +6,8 @@ Raises `TargetError` with the candidates and the option that tells them apart.
 from __future__ import annotations
 
 import json
-import re
 import os
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -87,7 +87,9 @@ def by_pid(pid: int) -> Target:
     pid = thread_group(pid) or pid
     process = read_process(pid)
     if process is None:
-        raise TargetError(f"there is no process {pid}", "ttftprof record, without a target, looks for servers")
+        raise TargetError(
+            f"there is no process {pid}", "ttftprof record, without a target, looks for servers"
+        )
     return _target({pid}, f"--pid {pid}")
 
 
@@ -99,7 +101,9 @@ def by_port(port: int) -> Target:
             f"nothing listens on TCP port {port} (or it is another user's: try sudo)",
             "ss -ltnp shows who listens where",
         )
-    return _target(_one(listeners, f"--port {port}", "name one with --pid"), f"--port {port}", outlives=True)
+    return _target(
+        _one(listeners, f"--port {port}", "name one with --pid"), f"--port {port}", outlives=True
+    )
 
 
 def listening_ports_all(pids: set[int]) -> list[tuple[int, int]]:
@@ -111,7 +115,9 @@ def by_name(name: str) -> Target:
     found = {p.pid for p in _processes() if _is_named(p, name)}
     if not found:
         raise TargetError(f"no process is called {name!r}", "ps -eo pid,comm,args shows the names")
-    return _target(_one(found, f"--name {name}", "name one with --pid"), f"--name {name}", outlives=True)
+    return _target(
+        _one(found, f"--name {name}", "name one with --pid"), f"--name {name}", outlives=True
+    )
 
 
 def _is_named(process: ProcessFacts, name: str) -> bool:
@@ -136,9 +142,7 @@ def by_unit(unit: str) -> Target:
 def by_cgroup(path: str) -> Target:
     """All processes in a control group (and below), by the end of its path."""
     wanted = "/" + path.strip("/")
-    found = {
-        p.pid for p in _processes() if p.cgroup == wanted or p.cgroup.startswith(wanted + "/")
-    }
+    found = {p.pid for p in _processes() if p.cgroup == wanted or p.cgroup.startswith(wanted + "/")}
     if not found:
         raise TargetError(f"no process is in the control group {wanted}", "systemd-cgls lists them")
     return _target(found, f"--cgroup {wanted}")

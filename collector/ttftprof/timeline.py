@@ -16,6 +16,7 @@ import numpy.typing as npt
 from ttftprof.engines.catalog import looks_like_weights
 from ttftprof.events import Kind, Records, Wait
 from ttftprof.recording import Reader, Source
+from ttftprof.sources.http import BEGAN_BEFORE
 
 Ints = npt.NDArray[np.int64]
 FOREVER = np.iinfo(np.int64).max
@@ -379,18 +380,21 @@ _CARRIED = (
 
 def _exchanges(reader: Reader, by_kind: Mapping[Kind, Records]) -> Iterator[Exchange]:
     clients = client_ports(by_kind)
+    armed_ns = int(reader.meta.get("armed_ns") or 0)
     facts = sorted((fact for _, fact in reader.facts("exchange")), key=lambda f: int(f["start_ns"]))
     for fact in facts:
+        unseen = BEGAN_BEFORE in (fact.get("notes") or ())
         yield Exchange(
             tgid=int(fact["tgid"]),
             tid=int(fact["tid"]),
             socket=int(fact["socket"]),
             local_port=int(fact["local_port"]),
             remote_port=int(fact["remote_port"]),
-            start_ns=int(fact["start_ns"]),
+            # It was under way when recording began: all that is known is that it waited from then.
+            start_ns=min(armed_ns, int(fact["start_ns"])) if unseen else int(fact["start_ns"]),
             method=str(fact.get("method", "")),
             endpoint=str(fact.get("endpoint", "")),
-            generates=bool(fact.get("generates")),
+            generates=bool(fact.get("generates")) or (unseen and bool(fact.get("first_token_ns"))),
             prompt_bytes=int(fact.get("prompt_bytes") or 0),
             timings=dict(fact.get("timings") or {}),
             outcome=str(fact.get("outcome", "incomplete")),

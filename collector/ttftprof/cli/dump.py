@@ -30,9 +30,7 @@ from ttftprof.reports.dump import EVENT_NAMES, FORMATS, KINDS, Choice, dump
     help=f"Only events of this kind (repeatable): {', '.join(EVENT_NAMES)}.",
 )
 @click.option("--tgid", type=click.IntRange(0), metavar="N", help="Only what this process did.")
-@click.option(
-    "--format", "form", type=click.Choice(FORMATS), default="text", show_default=True
-)
+@click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True)
 @click.option("--limit", type=click.IntRange(0), metavar="N", help="At most this many lines.")
 def command(
     file: Path,

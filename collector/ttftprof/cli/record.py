@@ -2,26 +2,45 @@
 
 from __future__ import annotations
 
+import math
 import os
+import shlex
+import shutil
+import signal
 import sys
 import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
 from ttftprof import target as targets
 from ttftprof.clock import NS_PER_S, now_ns
-from ttftprof.errors import NotPermitted, OutputError, TtftprofError, UsageError
+from ttftprof.engines.catalog import without_secrets
+from ttftprof.errors import (
+    NotPermitted,
+    OutputError,
+    TargetError,
+    TtftprofError,
+    Unsupported,
+    UsageError,
+)
+from ttftprof.kernel.libbpf import BpfError
 from ttftprof.kernel.session import Settings
 from ttftprof.recorder import Limits, Progress, Recorder
 from ttftprof.recording import Writer
+from ttftprof.sources.processes import has_host_pids
 
 
 @click.command(
     "record",
     context_settings={"ignore_unknown_options": False},
-    epilog="Examples:  sudo ttftprof record        sudo ttftprof record --port 8080 --first-tokens 1 "
-    "       sudo ttftprof record -- llama-server -m model.gguf",
+    epilog="\b\nExamples:\n  sudo ttftprof record\n"
+    "  sudo ttftprof record --port 8080 --first-tokens 1\n"
+    "  sudo ttftprof record -- llama-server -m model.gguf",
 )
 @click.option("--pid", type=int, help="Record this process and all below it.")
 @click.option("--port", type=int, help="Record the server that listens on this TCP port.")
@@ -29,18 +48,39 @@ from ttftprof.recording import Writer
 @click.option("--unit", help="Record the processes of this systemd unit.")
 @click.option("--container", help="Record the processes of this container (id or Docker name).")
 @click.option("--cgroup", help="Record the processes of this control group.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write "
-              "(default: ttftprof-DATE-TIME.ttft).")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="File to write (default: ttftprof-DATE-TIME.ttft).",
+)
 @click.option("--force", is_flag=True, help="Replace the output file if it exists.")
 @click.option("--duration", type=float, metavar="S", help="Stop after this many seconds.")
-@click.option("--first-tokens", type=click.IntRange(1), metavar="N",
-              help="Stop once N requests have got their first token.")
-@click.option("--ready-file", type=click.Path(path_type=Path),
-              help="Created once every probe is armed (for scripts).")
-@click.option("--min-file-mb", type=float, default=1.0, show_default=True,
-              help="Files smaller than this are not followed one by one.")
-@click.option("--ring-kb", type=int, default=8192, show_default=True,
-              help="Size of the kernel's event buffer; a power of two.")
+@click.option(
+    "--first-tokens",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Stop once N requests have got their first token.",
+)
+@click.option(
+    "--ready-file",
+    type=click.Path(path_type=Path),
+    help="Created once every probe is armed (for scripts).",
+)
+@click.option(
+    "--min-file-mb",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Files smaller than this are not followed one by one.",
+)
+@click.option(
+    "--ring-kb",
+    type=int,
+    default=8192,
+    show_default=True,
+    help="Size of the kernel's event buffer; a power of two.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="No live line.")
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED)
 def command(
@@ -66,8 +106,14 @@ def command(
     servers that run here are looked for. Start it before the switch, switch the model as usual,
     then press Ctrl-C. The server is not touched.
     """
-    named = {"--pid": pid, "--port": port, "--name": name, "--unit": unit,
-             "--container": container, "--cgroup": cgroup}
+    named = {
+        "--pid": pid,
+        "--port": port,
+        "--name": name,
+        "--unit": unit,
+        "--container": container,
+        "--cgroup": cgroup,
+    }
     chosen = [option for option, value in named.items() if value is not None]
     if len(chosen) + bool(command_line) > 1:
         raise UsageError(
@@ -79,16 +125,28 @@ def command(
             "recording needs the kernel's probes, and those need root",
             "sudo ttftprof record …   (`ttftprof doctor` tells what works without)",
         )
+    if not has_host_pids():
+        raise NotPermitted(
+            "this is a process namespace of its own (a container), whose process ids are not the "
+            "kernel's: nothing could be followed",
+            "record on the host, or run the container with --pid=host",
+        )
+    if command_line and shutil.which(command_line[0]) is None:
+        raise TargetError(
+            f"there is no command {command_line[0]!r}", "check its name, or give its whole path"
+        )
     path = output or Path(time.strftime("ttftprof-%Y%m%d-%H%M%S.ttft"))
     settings = Settings(
-        min_file_bytes=int(min_file_mb * (1 << 20)), event_ring_bytes=_ring_bytes(ring_kb)
+        min_file_bytes=_whole("--min-file-mb", min_file_mb, 1 << 20),
+        event_ring_bytes=_ring_bytes(ring_kb),
     )
+    duration_ns = None if duration is None else _whole("--duration", duration, NS_PER_S)
     child = _Gate.spawn(command_line) if command_line else None
     try:
         target = _find(named, child)
         _say(f"recording {target.how}")
         limits = Limits(
-            duration_ns=int(duration * NS_PER_S) if duration is not None else None,
+            duration_ns=duration_ns,
             first_tokens=first_tokens,
             command_pid=child.pid if child else None,
         )
@@ -100,9 +158,9 @@ def command(
         raise
 
 
-def _find(named: dict[str, object], child: _Gate | None) -> targets.Target:
+def _find(named: Mapping[str, object], child: _Gate | None) -> targets.Target:
     if child:
-        return targets.by_pid(child.pid)
+        return replace(targets.by_pid(child.pid), how=f"the command {child.shown}")
     if named["--pid"] is not None:
         return targets.by_pid(int(str(named["--pid"])))
     if named["--port"] is not None:
@@ -118,10 +176,22 @@ def _find(named: dict[str, object], child: _Gate | None) -> targets.Target:
     return targets.discover()
 
 
+def _whole(option: str, value: float, unit: int) -> int:
+    """A number of the user's in whole units; what no clock or file can be is refused."""
+    if not math.isfinite(value) or not 0 <= value * unit < 1 << 63:
+        raise UsageError(f"{option} {value} makes no sense", "give a number that is not negative")
+    return int(value * unit)
+
+
+_MAX_RING_KB = 256 << 10  # what a reader takes as one batch, recording.MAX_BATCH_BYTES
+
+
 def _ring_bytes(ring_kb: int) -> int:
     size = ring_kb << 10
-    if size < os.sysconf("SC_PAGE_SIZE") or size & (size - 1):
-        raise UsageError(f"--ring-kb {ring_kb} is no power of two of at least one page", "try 8192")
+    if size < os.sysconf("SC_PAGE_SIZE") or size & (size - 1) or ring_kb > _MAX_RING_KB:
+        raise UsageError(
+            f"--ring-kb {ring_kb} is no power of two from one page to {_MAX_RING_KB}", "try 8192"
+        )
     return size
 
 
@@ -139,15 +209,18 @@ def _record(
     try:
         recorder.handle_signals()
         recorder.arm()
-    except TtftprofError:
+        _announce(ready_file)
+    except (TtftprofError, OSError) as error:
         writer.abandon()
         writer.path.unlink(missing_ok=True)  # nothing was recorded
+        if isinstance(error, BpfError):
+            raise Unsupported(
+                f"the probes cannot be armed: {error}", next_step="`ttftprof doctor` tells more"
+            ) from error
         raise
     for state in recorder.session.states.values():
         if state.state != "ok":
             _say(f"{state.name} is {state.state}: {state.reason}; {state.lost}")
-    if ready_file:
-        ready_file.touch()
     if child:
         child.release()
     try:
@@ -163,8 +236,20 @@ def _record(
     return child.result() if child else 0
 
 
+def _announce(ready_file: Path | None) -> None:
+    if ready_file is None:
+        return
+    try:
+        ready_file.touch()
+    except OSError as error:
+        raise OutputError(
+            f"{ready_file} cannot be created: {error.strerror}", "choose another --ready-file"
+        ) from error
+
+
 def _say(text: str) -> None:
-    click.echo(f"ttftprof: {text}", err=True)
+    with suppress(OSError):  # the terminal may be gone; the recording is not
+        click.echo(f"ttftprof: {text}", err=True)
 
 
 class _LiveLine:
@@ -181,16 +266,21 @@ class _LiveLine:
         self._last_ns = now
         seconds = (now - progress.started_ns) / NS_PER_S
         megabytes = progress.storage_bytes / 1e6
-        sys.stderr.write(
+        self._write(
             f"\r\x1b[K● {seconds:6.1f} s  {progress.requests} request(s), "
             f"{progress.first_tokens} first token(s), {megabytes:,.0f} MB from storage, "
             f"{progress.stage}  (Ctrl-C ends)"
         )
-        sys.stderr.flush()
 
     def clear(self) -> None:
         if self._enabled:
-            sys.stderr.write("\r\x1b[K")
+            self._write("\r\x1b[K")
+
+    @staticmethod
+    def _write(text: str) -> None:
+        with suppress(OSError):  # as in _say
+            sys.stderr.write(text)
+            sys.stderr.flush()
 
 
 class _Gate:
@@ -199,10 +289,12 @@ class _Gate:
     Under sudo it runs as the user who called sudo, not as root.
     """
 
-    def __init__(self, pid: int, gate: int) -> None:
+    GRACE_S = 5.0
+
+    def __init__(self, pid: int, gate: int, shown: str) -> None:
         self.pid = pid
+        self.shown = shown
         self._gate = gate
-        self._status: int | None = None
 
     @classmethod
     def spawn(cls, command_line: tuple[str, ...]) -> _Gate:
@@ -210,16 +302,9 @@ class _Gate:
         pid = os.fork()
         if pid == 0:
             os.close(gate_w)
-            if os.read(gate_r, 1) != b"g":
-                os._exit(125)
-            try:
-                _become_caller()
-                os.execvp(command_line[0], command_line)
-            except OSError as error:
-                os.write(2, f"ttftprof: {command_line[0]}: {os.strerror(error.errno)}\n".encode())
-                os._exit(127)
+            _run_command(gate_r, command_line)
         os.close(gate_r)
-        return cls(pid, gate_w)
+        return cls(pid, gate_w, shlex.join(without_secrets(command_line)))
 
     def release(self) -> None:
         os.write(self._gate, b"g")
@@ -227,21 +312,42 @@ class _Gate:
 
     def kill(self) -> None:
         """Ends a command that was never released (or is still running after a failure)."""
-        try:
-            os.kill(self.pid, 15)
-            os.waitpid(self.pid, 0)
-        except (ProcessLookupError, ChildProcessError):
-            return
+        with suppress(ProcessLookupError, ChildProcessError):
+            self._stop()
 
     def result(self) -> int:
-        """The command's exit code; one that still runs is asked to end."""
+        """The command's exit code; one that still runs is asked to end, which is no failure."""
         done, status = os.waitpid(self.pid, os.WNOHANG)
         if done == 0:
-            os.kill(self.pid, 15)
-            _, status = os.waitpid(self.pid, 0)
+            self._stop()
             return 0
         code = os.waitstatus_to_exitcode(status)
         return code if code >= 0 else 128 - code
+
+    def _stop(self) -> None:
+        """SIGTERM, and SIGKILL to one that does not heed it."""
+        os.kill(self.pid, signal.SIGTERM)
+        until_ns = now_ns() + int(self.GRACE_S * NS_PER_S)
+        while os.waitpid(self.pid, os.WNOHANG)[0] == 0:
+            if now_ns() > until_ns:
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+                return
+            time.sleep(0.02)
+
+
+def _run_command(gate: int, command_line: tuple[str, ...]) -> NoReturn:
+    """The child: waits at the gate, then becomes the command, with signals as a shell gives it."""
+    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    if os.read(gate, 1) != b"g":
+        os._exit(125)
+    try:
+        _become_caller()
+        os.execvp(command_line[0], command_line)
+    except OSError as error:
+        os.write(2, f"ttftprof: {command_line[0]}: {error.strerror}\n".encode())
+    os._exit(126)
 
 
 def _become_caller() -> None:

@@ -77,8 +77,9 @@ class TextRing(_Ring):
         super().__init__(fd, size_bytes)
         self._data = memoryview(self._producer_map)[PAGE_BYTES:]
 
-    def drain(self) -> Iterator[tuple[Any, bytes]]:
-        """(header, bytes) of each finished record; consumed as they are taken."""
+    def drain(self, until_ns: int) -> Iterator[tuple[Any, bytes]]:
+        """(header, bytes) of each finished record stamped no later than `until_ns`; consumed as
+        they are taken. Later ones stay for the next drain, behind the events of their time."""
         while True:
             offset, waiting = self._span()
             if waiting < HEADER_BYTES:
@@ -91,6 +92,8 @@ class TextRing(_Ring):
                 begin = offset + HEADER_BYTES
                 raw = bytes(self._data[begin : begin + size])
                 head = np.frombuffer(raw, TEXT, 1)[0]
+                if int(head["end_ns"]) > until_ns:
+                    return
                 body = raw[TEXT.itemsize : TEXT.itemsize + int(head["length"])]
                 self._advance((size + HEADER_BYTES + 7) // 8 * 8)
                 yield head, body

@@ -22,7 +22,7 @@ from ttftprof.reports.words import span
 _HEIGHTS = "▁▂▃▄▅▆▇█"
 _UNKNOWN = "·"
 MARK = "╏"
-_TICK_SPACING = 10
+_TICK_SPACING = 8
 _LABEL_WIDTH = 14
 _READING_WIDTH = 14
 
@@ -33,7 +33,7 @@ class Paint:
 
     fill: str
     colour: str = ""
-    ink: str = "#000000"
+    ink: str = "color(16)"
 
     def block(self) -> Style:
         """For text on a coloured ground; where there is no colour, the terminal's own."""
@@ -43,29 +43,31 @@ class Paint:
         return Style(color=self.colour) if self.colour else Style()
 
 
+# Okabe and Ito's colours, each the nearest of the 256 that every terminal has; 0-15 are left out,
+# as people redefine them.
 PHASE_PAINT: Mapping[str, Paint] = {
-    "queue": Paint("·", "#999999"),
-    "evict": Paint("╱", "#CC79A7"),
-    "launch": Paint("░", "#56B4E9"),
-    "load": Paint("█", "#D55E00"),
-    "init": Paint("▒", "#E69F00"),
-    "ready_gap": Paint("╌", "#F0E442"),
-    "prefill": Paint("▓", "#009E73"),
-    "first_decode": Paint("═", "#0072B2", "#FFFFFF"),
+    "queue": Paint("·", "color(247)"),
+    "evict": Paint("╱", "color(175)"),
+    "launch": Paint("░", "color(74)"),
+    "load": Paint("█", "color(166)"),
+    "init": Paint("▒", "color(214)"),
+    "ready_gap": Paint("╌", "color(227)"),
+    "prefill": Paint("▓", "color(36)"),
+    "first_decode": Paint("═", "color(25)", "color(231)"),
     "unexplained": Paint("?"),
 }
 _ACTIVITY_COLOUR = {
-    "storage_wait": "#D55E00",
-    "fault": "#CC79A7",
-    "cpu": "#009E73",
-    "transfer": "#0072B2",
-    "gpu": "#56B4E9",
-    "lock": "#E69F00",
-    "reclaim": "#E69F00",
-    "sleep": "#999999",
-    "idle": "#999999",
+    "storage_wait": "color(166)",
+    "fault": "color(175)",
+    "cpu": "color(36)",
+    "transfer": "color(25)",
+    "gpu": "color(74)",
+    "lock": "color(214)",
+    "reclaim": "color(214)",
+    "sleep": "color(247)",
+    "idle": "color(247)",
 }
-_STORAGE, _FAULTS, _CACHE = "#56B4E9", "#CC79A7", "#009E73"
+_STORAGE, _FAULTS, _CACHE = "color(74)", "color(175)", "color(36)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +131,7 @@ def draw_blocks(lane: Blocks, colour: bool, labels: bool = True) -> Text:
             continue
         paint = PHASE_PAINT[name]
         shown = _block_text(name if labels else "", cells, _fill(paint, colour))
-        marked = [
-            MARK if start + offset in lane.marks else c for offset, c in enumerate(shown)
-        ]
+        marked = [MARK if start + offset in lane.marks else c for offset, c in enumerate(shown)]
         body.append("".join(marked), paint.block() if colour else None)
     return body
 
@@ -158,9 +158,8 @@ def _unseen(lane: Blocks, request: Request, layout: Layout) -> Text:
     totals = request.phase_totals()
     names = [name for name in PHASES if name in lane.unseen]
     parts = ", ".join(f"{name} {scale.duration(totals[name])}" for name in names)
-    text = layout.line("", Text(f"{MARK} too short to draw: {parts}", Style(dim=True)))
-    text.truncate(layout.width, overflow="ellipsis")
-    return text
+    note = Text(f"{MARK} too short to draw: {parts}", Style(dim=True))
+    return note if note.cell_len > layout.width - _LABEL_WIDTH - 1 else layout.line("", note)
 
 
 # -- bars -----------------------------------------------------------------------------------------
@@ -168,7 +167,7 @@ def _unseen(lane: Blocks, request: Request, layout: Layout) -> Text:
 
 def bars(values: Sequence[float | None], full: float) -> str:
     """A character a value: blank for 0, `▁` to `█` (= `full`) for more, `·` for None."""
-    return "".join(map(lambda value: _bar(value, full), values))
+    return "".join(_bar(value, full) for value in values)
 
 
 def _bar(value: float | None, full: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich.cells import cell_len
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
@@ -34,19 +35,21 @@ class _Names:
 def overview(asked: Sequence[Asked], width: int, colour: bool) -> Table:
     """The table, at most `width` wide; rows in the order given."""
     names = _names(asked, width // 3)
-    bar = width - names.width - _TTFT_WIDTH - _CAUSE_WIDTH - 2 * _GAP - _GAP
+    causes = [_cause(request) for _, request in asked]
+    cause_width = max(map(cell_len, ["cause", *causes]))
+    bar = width - names.width - _TTFT_WIDTH - cause_width - 3 * _GAP
     longest_ns = max(words.waited_ns(request) for _, request in asked)
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style=Style(dim=True))
     for title in names.titles:
         table.add_column(title, no_wrap=True)
     table.add_column("TTFT", justify="right", no_wrap=True, width=_TTFT_WIDTH)
-    table.add_column("cause", no_wrap=True, width=_CAUSE_WIDTH)
+    table.add_column("cause", no_wrap=True, width=cause_width)
     table.add_column(_axis(longest_ns, bar), no_wrap=True, width=bar)
-    for (_, request), cells in zip(asked, names.rows, strict=True):
+    for (_, request), cells, cause in zip(asked, names.rows, causes, strict=True):
         table.add_row(
             *map(Text, cells),
             Text(scale.duration(request.ttft_ns)),
-            Text(_cause(request)),
+            Text(cause),
             _bar(request, longest_ns, bar, colour),
         )
     return table
@@ -78,7 +81,7 @@ def _names(asked: Sequence[Asked], budget: int) -> _Names:
         room = max(left // (len(columns) - number), len(title))
         clipped = [clip_middle(plain(cell), room) for cell in cells]
         shown.append(clipped)
-        left -= max(len(title), *(Text(cell).cell_len for cell in clipped)) + _GAP
+        left -= max(len(title), *(cell_len(cell) for cell in clipped)) + _GAP
     rows = tuple(zip(*shown, strict=True))
     return _Names(tuple(title for title, _ in columns), rows, budget - left)
 
@@ -94,7 +97,9 @@ def _axis(longest_ns: int, width: int) -> Text:
 
 
 def _cause(request: Request) -> str:
-    return clip(plain(request.outcome if words.outcome(request) else request.verdict.cause), 12)
+    return clip(
+        plain(request.outcome if words.outcome(request) else request.verdict.cause), _CAUSE_WIDTH
+    )
 
 
 def _bar(request: Request, longest_ns: int, width: int, colour: bool) -> Text:

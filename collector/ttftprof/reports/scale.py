@@ -18,7 +18,17 @@ _COUNT_UNITS = ((1, ""), (10**3, " k"), (10**6, " M"), (10**9, " G"))
 
 def duration(ns: int | None) -> str:
     """Four significant digits: `276.0 ms`, `1.562 s`; whole nanoseconds below 1 µs."""
-    return ABSENT if ns is None else _scaled(ns, _TIME_UNITS, digits=4)
+    if not ns:
+        return ABSENT if ns is None else "0 s"
+    return _scaled(ns, _TIME_UNITS, digits=4)
+
+
+def estimate(ns: int) -> str:
+    """A modelled time: two significant digits from 10 of its unit on, `430 ms`, `1.4 s`."""
+    if ns <= 0:
+        return "0 s"
+    coarse = 10 ** max(len(str(ns)) - 2, 0)
+    return _scaled((ns + coarse // 2) // coarse * coarse, _TIME_UNITS, digits=2)
 
 
 def size(size_bytes: float | None) -> str:
@@ -121,9 +131,8 @@ def round_table(cells: Sequence[Sequence[int]], unit: int) -> list[list[int]]:
     while fractional:
         cycle = _cycle(fractional)
         up, down = cycle[::2], cycle[1::2]
-        step = min(
-            min(-table[r][c] % unit for r, c in up), min(table[r][c] % unit for r, c in down)
-        )
+        room = [-table[r][c] % unit for r, c in up] + [table[r][c] % unit for r, c in down]
+        step = min(room)
         for sign, part in ((1, up), (-1, down)):
             for r, c in part:
                 table[r][c] += sign * step
@@ -177,7 +186,7 @@ def ticks(length_ns: int, width: int, spacing: int) -> list[tuple[int, str]]:
         return [(0, "0 s")]
     step_ns = _round_step(length_ns * spacing / width)
     factor, unit = max((u for u in _TIME_UNITS if u[0] <= step_ns * 5), key=lambda u: u[0])
-    decimals = max(0, -math.floor(math.log10(step_ns / factor)))
+    decimals = next(d for d in range(4) if step_ns * 10**d % factor == 0)
     marks = [(0, f"0 {unit}")]
     for number in range(1, length_ns // step_ns + 1):
         cell = number * step_ns * width // length_ns
@@ -186,6 +195,7 @@ def ticks(length_ns: int, width: int, spacing: int) -> list[tuple[int, str]]:
 
 
 def _round_step(at_least_ns: float) -> int:
-    """The smallest of 1, 2, 5 × 10^n ns that is no smaller."""
-    power = 10 ** max(0, math.floor(math.log10(max(at_least_ns, 1))))
-    return int(next(m * power for m in (1, 2, 5, 10) if m * power >= at_least_ns))
+    """The smallest of 1, 2, 2.5, 5 × 10^n ns that is no smaller."""
+    power: int = 10 ** max(0, math.floor(math.log10(max(at_least_ns, 1))))
+    steps = (power, 2 * power, 5 * power // 2, 5 * power, 10 * power)
+    return next(step for step in steps if step >= at_least_ns)

@@ -15,15 +15,21 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from ttftprof.model import ACTIVITIES, PHASES, FileUse, GpuUse, InFlight, MountUse, Quantiles
-from ttftprof.model import Request
+from ttftprof.model import (
+    ACTIVITIES,
+    PHASES,
+    FileUse,
+    GpuUse,
+    InFlight,
+    MountUse,
+    Quantiles,
+    Request,
+)
 from ttftprof.reports import flame, scale
 from ttftprof.reports.safe import clip, clip_path, plain
 
-_GAP = 2
-_TITLE = Style(dim=True)
+_TITLE, _TOTAL = Style(dim=True), Style(bold=True)
 _US = 1000
-_NARROW = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +47,35 @@ class Column:
 
 
 def banded(first: Column, columns: Sequence[Column], width: int) -> Iterator[Table]:
-    """The table as one, or as several that repeat `first`, each within `width`."""
-    band: list[Column] = []
-    used = first.width
+    """The table as one, or as several that repeat `first`, each within `width`.
+
+    Columns move closer if that keeps the table whole; bands are about equally wide.
+    """
+    if first.width + sum(1 + column.width for column in columns) <= width:
+        spare = width - first.width - sum(2 + column.width for column in columns)
+        yield _table([first, *columns], gap=2 if spare >= 0 else 1)
+        return
+    fewest = len(_bands(first, columns, width))
+    narrowest = next(w for w in range(width + 1) if len(_bands(first, columns, w)) == fewest)
+    for band in _bands(first, columns, narrowest):
+        yield _table([first, *band], gap=2)
+
+
+def _bands(first: Column, columns: Sequence[Column], width: int) -> list[list[Column]]:
+    """Columns in order, as many a band as fit beside `first`, at least one."""
+    bands: list[list[Column]] = []
+    used = width
     for column in columns:
-        if band and used + _GAP + column.width > width:
-            yield _table([first, *band])
-            band, used = [], first.width
-        band.append(column)
-        used += _GAP + column.width
-    if band:
-        yield _table([first, *band])
+        used += 2 + column.width
+        if used > width:
+            bands.append([])
+            used = first.width + 2 + column.width
+        bands[-1].append(column)
+    return bands
 
 
-def _table(columns: Sequence[Column]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style=_TITLE)
+def _table(columns: Sequence[Column], gap: int) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style=_TITLE)
     for column in columns:
         table.add_column(
             Text(column.title),
@@ -78,33 +98,27 @@ def phase_activity(request: Request, width: int, colour: bool) -> Iterator[Table
     activities = [name for name in ACTIVITIES if any(name in row for row in cells.values())]
     exact = [[cells[phase].get(name, 0) for name in activities] for phase in phases]
     shown = scale.round_table(exact, _US)
-    sums = [sum(row) for row in shown]
-    column_sums = [sum(column) for column in zip(*shown, strict=True)]
+    shares = _percents([sum(column) for column in zip(*exact, strict=True)])
     columns = [
-        Column(
-            name,
-            [
-                *(_ms(us, ns) for us, ns in zip(rounded, exactly, strict=True)),
-                scale.milliseconds(total),
-                share,
-            ],
-        )
-        for name, rounded, exactly, total, share in zip(
-            activities,
-            zip(*shown, strict=True),
-            zip(*exact, strict=True),
-            column_sums,
-            _percents([sum(column) for column in zip(*exact, strict=True)]),
-            strict=True,
-        )
+        _activity_column(name, [row[i] for row in exact], [row[i] for row in shown], shares[i])
+        for i, name in enumerate(activities)
     ]
+    sums = [sum(row) for row in shown]
     whole = [*map(scale.milliseconds, sums), scale.milliseconds(sum(sums)), ""]
-    columns.append(Column("ms", [Text(cell, Style(bold=True)) for cell in whole]))
+    columns.append(Column("total", [Text(cell, _TOTAL) for cell in whole]))
     columns.append(Column("%", [*_percents([sum(row) for row in exact]), "100.0", ""]))
     inferred = {phase.phase for phase in request.phases if phase.basis == "inferred"}
     names = [_phase_name(name, name in inferred, colour) for name in phases]
-    first = Column("", [*names, Text("   ms"), Text("   %")], right=False)
-    yield from banded(first, columns, width)
+    labels = [*names, Text("   total", _TOTAL), Text("   %")]
+    yield from banded(Column("phase ×\nactivity, ms", labels, right=False), columns, width)
+
+
+def _activity_column(
+    name: str, exact_ns: Sequence[int], rounded_us: Sequence[int], share: str
+) -> Column:
+    cells = [_ms(us, ns) for us, ns in zip(rounded_us, exact_ns, strict=True)]
+    total = Text(scale.milliseconds(sum(rounded_us)), _TOTAL)
+    return Column(name.replace("_", "_\n"), [*cells, total, share])
 
 
 def _ms(us: int, ns: int) -> str:
@@ -118,7 +132,9 @@ def _percents(parts_ns: Sequence[int]) -> list[str]:
 
 
 def _phase_name(name: str, inferred: bool, colour: bool) -> Text:
-    return flame.swatch(name, colour) + Text(f" {name}{' ~' if inferred else ''}")
+    text = Text()
+    text.append_text(flame.swatch(name, colour))
+    return text.append(f" {name}{' ~' if inferred else ''}")
 
 
 # -- files, mounts, GPUs --------------------------------------------------------------------------
@@ -160,7 +176,7 @@ def mounts(used: Sequence[MountUse], width: int) -> Iterator[Table]:
         *_known(used, "wire + server", "wire_ns", scale.duration),
         *_known(used, "total", "total_ns", scale.duration),
         *_known(used, "retransmits", "retransmits", scale.count),
-        Column("options", [clip(plain(m.options), width - name_width - _GAP) for m in used], False),
+        Column("options", [clip(plain(m.options), width - name_width - 2) for m in used], False),
     ]
     yield from banded(first, columns, width)
 

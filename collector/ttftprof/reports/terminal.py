@@ -14,9 +14,10 @@ from typing import TextIO
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.style import Style
+from rich.table import Table
 from rich.text import Text
 
-from ttftprof.model import FileUse, Report, Request, Verdict
+from ttftprof.model import Action, FileUse, Report, Request, Verdict
 from ttftprof.reports import scale, tables, words
 from ttftprof.reports.flame import Layout, flame
 from ttftprof.reports.overview import Asked, legend, overview
@@ -29,7 +30,7 @@ _OVERVIEW_ROWS = 40
 _FILE_ROWS = 8
 _MODEL_WIDTH = 48
 _BOLD, _DIM = Style(bold=True), Style(dim=True)
-_WARNING = Style(color="#D55E00", bold=True)
+_WARNING = Style(color="color(166)", bold=True)
 
 
 def write(
@@ -56,7 +57,9 @@ def write(
     if not compact:
         chosen = _worth_detail(asked, everything)
         for report in reports:
-            mine = [request for owner, request in asked if owner is report and id(request) in chosen]
+            mine = [
+                request for owner, request in asked if owner is report and id(request) in chosen
+            ]
             _print_recording(page, report, mine, several, everything)
     out.write(page.text())
 
@@ -143,6 +146,8 @@ def _print_recording(
     if not chosen and report.requests:
         return
     page.gap()
+    if several:
+        page.add(Text("─" * page.width, _DIM))
     page.add_text(_header(report), _BOLD)
     if not report.requests:
         _print_nothing_seen(page, report)
@@ -170,7 +175,7 @@ def _header(report: Report) -> str:
         plain(words.engines(report), _MODEL_WIDTH),
         *([plain(host["node"], 40)] if host.get("node") else []),
         kernel,
-        f"{length} recorded",
+        length,
         plain(report.ended_because, 80) or "end not known",
     ]
     return " · ".join(parts)
@@ -194,11 +199,11 @@ def _own_cost(report: Report) -> str:
     length_ns = report.end_ns - report.start_ns
     parts = []
     if cpu_ns is not None:
-        share = f", {cpu_ns / length_ns:.1%} of one core" if length_ns > 0 else ""
-        parts.append(f"{scale.duration(cpu_ns)} of CPU time{share.replace('%', ' %')}")
+        share = f" ({cpu_ns / length_ns * 100:.1f} % of one core)" if length_ns > 0 else ""
+        parts.append(f"{scale.duration(cpu_ns)} CPU{share}")
     if rss_bytes is not None:
         parts.append(f"{scale.size(rss_bytes)} of memory")
-    return f"the recorder itself used {' and '.join(parts)}" if parts else ""
+    return f"recorder's own cost: {', '.join(parts)}" if parts else ""
 
 
 # -- one request ----------------------------------------------------------------------------------
@@ -206,11 +211,14 @@ def _own_cost(report: Report) -> str:
 
 def _print_request(page: _Page, report: Report, request: Request, everything: bool) -> None:
     _print_title(page, request)
-    page.gap()
-    page.add(*flame(request, report, Layout(page.width, page.colour)))
-    page.gap()
-    page.add(*tables.phase_activity(request, page.width, page.colour))
-    _print_inferred(page, request)
+    if words.waited_ns(request):
+        page.gap()
+        page.add(*flame(request, report, Layout(page.width, page.colour)))
+        page.gap()
+        page.add(*tables.phase_activity(request, page.width, page.colour))
+        _print_inferred(page, request)
+    else:
+        page.add_text("no time passed that could be split", indent=2)
     _print_files(page, request.files, everything)
     if request.mounts:
         page.gap()
@@ -279,8 +287,14 @@ def _print_verdict(page: _Page, verdict: Verdict) -> None:
     if verdict.explanation:
         page.add_text(plain(verdict.explanation), indent=2)
     for number, action in enumerate(verdict.actions, start=1):
-        page.add_text(f"{number}. {plain(action.change)}", indent=2)
-        gain = action.expected_gain_ns
-        expected = f"saves about {scale.duration(gain)}" if gain is not None else "gain not modelled"
-        verify = f"; to verify: {plain(action.verify)}" if action.verify else ""
-        page.add_text(f"{expected}{verify}", indent=5)
+        advice = Text(plain(action.change), overflow="fold")
+        advice.append("\n" + _expectation(action))
+        item = Table.grid(padding=(0, 1))
+        item.add_row(f"{number}.", advice)
+        page.add(Padding(item, (0, 0, 0, 2)))
+
+
+def _expectation(action: Action) -> str:
+    gain = action.expected_gain_ns
+    expected = f"saves about {scale.estimate(gain)}" if gain is not None else "gain not modelled"
+    return f"{expected}; to verify: {plain(action.verify)}" if action.verify else expected

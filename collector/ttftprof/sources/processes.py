@@ -1,4 +1,4 @@
-"""Facts about a process, from /proc, while it lives: what it is, where it runs, how it sees files."""
+"""Facts about a process, from /proc, while it lives: what it is, where it runs, what it sees."""
 
 from __future__ import annotations
 
@@ -68,6 +68,15 @@ def thread_group(tid: int, proc: Path = PROC) -> int | None:
         if line.startswith("Tgid:"):
             return int(line.split()[1])
     return None
+
+
+def is_alive(pid: int, proc: Path = PROC) -> bool:
+    """Whether a process runs, and not only waits to be reaped. Its first thread may be gone."""
+    try:
+        _, fields = read_stat(proc / str(pid) / "stat")
+        return fields[0] not in "ZX" or len([*(proc / str(pid) / "task").iterdir()]) > 1
+    except (OSError, ValueError):
+        return False
 
 
 def has_host_pids(proc: Path = PROC) -> bool:

@@ -35,6 +35,12 @@ class Seen:
         }
 
 
+def _ports(head: Any) -> tuple[int, int]:
+    """(local, remote) port of a text record's socket; zeros for a Unix socket."""
+    both = int(head["dev"])
+    return both >> 16, both & 0xFFFF
+
+
 class _Tapped:
     """One connection: its parser, and how far each direction was copied."""
 
@@ -62,8 +68,7 @@ class _Tapped:
         ns = int(head["start_ns"])
         offset, total = int(head["offset"]), int(head["total"])
         self.tgid, self.tid = int(head["tgid"]), int(head["tid"])
-        local_remote = int(head["dev"])
-        self.ports = (local_remote >> 16, local_remote & 0xFFFF)
+        self.ports = _ports(head)
         if offset == 0:
             self.settle(sent)
             if int(head["skipped"]):
@@ -114,6 +119,10 @@ class RequestTap:
         """A piece of `struct text` of kind RECEIVED or SENT."""
         socket = int(head["key"])
         tapped = self._open.get(socket)
+        if tapped is not None and tapped.ports not in ((0, 0), _ports(head)):
+            # The kernel gave the address to another connection; the end of the first was lost.
+            self.closed(socket, int(head["start_ns"]))
+            tapped = None
         if tapped is None:
             tapped = self._open[socket] = _Tapped(self, socket)
         tapped.take(head, data, sent)

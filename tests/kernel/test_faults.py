@@ -1,0 +1,562 @@
+"""Bad input and faults of `record` on the real kernel: a clear error, its code, nothing lost."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import unsupported
+from workloads.cache import make_model
+from workloads.counted import FORKS, READS, STORM_FORKS, started
+
+from kernel.support import Recording, recording, start_recording
+from ttftprof.events import Kind, Records
+from ttftprof.recording import Reader
+
+pytestmark = pytest.mark.kernel
+
+NOBODY = 65534
+MIB = 1 << 20
+TIMEOUT_S = 30
+MAX_RSS_BYTES = 100 * MIB
+SMALL_RING_KB = 4
+
+Process = subprocess.Popen[bytes]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a `record` ended that was not to be stopped by the test."""
+
+    code: int
+    said: str
+
+    @property
+    def has_next_step(self) -> bool:
+        return "\n  next: " in self.said
+
+
+def record(*arguments: str, cwd: Path, user: int | None = None, env: Any = None) -> Outcome:
+    """Runs `ttftprof record` in `cwd` to its end."""
+    done = subprocess.run(
+        [sys.executable, "-m", "ttftprof", "record", *arguments],
+        cwd=cwd,
+        user=user,
+        group=user,
+        extra_groups=None if user is None else [],
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return Outcome(done.returncode, done.stderr)
+
+
+@contextmanager
+def running(*command: str) -> Iterator[Process]:
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+@pytest.fixture
+def sleeper() -> Iterator[Process]:
+    with running("sleep", "1000") as process:
+        yield process
+
+
+@pytest.fixture
+def busy() -> Iterator[Process]:
+    """Forks, opens and waits without end."""
+    with running("sh", "-c", "while :; do cat /bin/sh > /dev/null; done") as process:
+        yield process
+
+
+def events(path: Path) -> Records:
+    with Reader(path) as reader:
+        return reader.stream("events")
+
+
+def of_kind(records: Records, kind: Kind) -> Records:
+    return records[records["kind"] == kind]
+
+
+def ending(path: Path) -> tuple[bool, str | None]:
+    with Reader(path) as reader:
+        return reader.complete, reader.meta.get("ended_because")
+
+
+# -- who may, and whom ------------------------------------------------------------------------
+
+
+def test_without_root_it_names_sudo(tmp_path: Path, sleeper: Process) -> None:
+    outcome = record("--pid", str(sleeper.pid), "-o", "a.ttft", cwd=Path("/"), user=NOBODY)
+    assert outcome.code == 4
+    assert "need root" in outcome.said
+    assert "sudo ttftprof record" in outcome.said
+
+
+def test_in_a_process_namespace_of_its_own_it_refuses(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["unshare", "--pid", "--fork", "--mount-proc"]
+        + [sys.executable, "-m", "ttftprof", "record", "-o", "a.ttft", "--", "true"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 4
+    assert "--pid=host" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_such_process(tmp_path: Path) -> None:
+    with running("true") as gone:
+        gone.wait()
+        outcome = record("--pid", str(gone.pid), cwd=tmp_path)
+    assert outcome.code == 3
+    assert f"there is no process {gone.pid}" in outcome.said
+    assert outcome.has_next_step
+    assert not list(tmp_path.iterdir())
+
+
+def test_nobody_on_the_port(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, so that nobody else listens there; not listening
+        port = taken.getsockname()[1]
+        outcome = record("--port", str(port), cwd=tmp_path)
+    assert outcome.code == 3
+    assert f"nothing listens on TCP port {port}" in outcome.said
+    assert "ss -ltnp" in outcome.said
+
+
+@pytest.mark.parametrize("option", ["--name", "--unit", "--container", "--cgroup"])
+def test_nobody_of_that_name(tmp_path: Path, option: str) -> None:
+    outcome = record(option, "no-such-thing-here", cwd=tmp_path)
+    assert outcome.code == 3
+    assert "no-such-thing-here" in outcome.said
+    assert outcome.has_next_step
+
+
+def test_two_servers_of_one_name_are_listed_and_none_is_taken(tmp_path: Path) -> None:
+    program = shutil.copy("/bin/sleep", tmp_path / "ttft-twin")
+    with running(program, "1000") as one, running(program, "1000") as two:
+        outcome = record("--name", "ttft-twin", cwd=tmp_path)
+    assert outcome.code == 3
+    assert "2 servers match --name ttft-twin" in outcome.said
+    assert f"pid {one.pid} " in outcome.said
+    assert f"pid {two.pid} " in outcome.said
+    assert "--pid" in outcome.said
+
+
+def test_two_inference_servers_are_listed_where_no_target_is_given(tmp_path: Path) -> None:
+    program = shutil.copy("/bin/sleep", tmp_path / "llama-server")
+    with running(program, "1000") as one, running(program, "1000") as two:
+        outcome = record(cwd=tmp_path)
+    assert outcome.code == 3
+    assert f"pid {one.pid} " in outcome.said
+    assert f"pid {two.pid} " in outcome.said
+
+
+def test_a_name_of_its_own_is_not_itself(tmp_path: Path) -> None:
+    """The recorder runs under the name of its interpreter too."""
+    program = shutil.copy("/bin/sleep", tmp_path / Path(sys.executable).name)
+    with running(program, "1000"):
+        outcome = record("--name", program.name, "--duration", "0", "-q", cwd=tmp_path)
+    assert "ttftprof record" not in outcome.said.replace("ttftprof record, without", "")
+
+
+def test_the_id_of_a_thread_means_its_process(tmp_path: Path) -> None:
+    script = (
+        "import threading, time; t = threading.Thread(target=time.sleep, args=(1000,), daemon=True);"
+        "t.start(); print(t.native_id, flush=True); t.join()"
+    )
+    with running(sys.executable, "-c", script) as process:
+        assert process.stdout is not None
+        tid = int(process.stdout.readline())
+        assert tid != process.pid
+        record("--pid", str(tid), "--duration", "0.2", "-o", "a.ttft", cwd=tmp_path)
+    with Reader(tmp_path / "a.ttft") as reader:
+        assert reader.meta["target"]["roots"] == [process.pid]
+        assert {int(t) for t in reader.stream("threads")["tid"]} >= {tid, process.pid}
+
+
+# -- options that make no sense ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--pid", "1", "--port", "80"),
+        ("--pid", "1", "--", "true"),
+        ("--duration", "nan", "--", "true"),
+        ("--duration", "-1", "--", "true"),
+        ("--duration", "1e300", "--", "true"),
+        ("--min-file-mb", "inf", "--", "true"),
+        ("--min-file-mb", "-1", "--", "true"),
+        ("--ring-kb", "3", "--", "true"),
+        ("--ring-kb", "-4", "--", "true"),
+        ("--ring-kb", str(1 << 40), "--", "true"),
+        ("--first-tokens", "0", "--", "true"),
+        ("--pid", "one"),
+    ],
+    ids=" ".join,
+)
+def test_options_that_make_no_sense_are_refused(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    outcome = record(*arguments, cwd=tmp_path)
+    assert outcome.code == 2
+    assert not list(tmp_path.iterdir())
+
+
+# -- the output -------------------------------------------------------------------------------
+
+
+def test_an_existing_output_is_kept_unless_forced(tmp_path: Path, sleeper: Process) -> None:
+    path = tmp_path / "a.ttft"
+    path.write_text("precious")
+    arguments = ("--pid", str(sleeper.pid), "--duration", "0.1", "-o", "a.ttft")
+    outcome = record(*arguments, cwd=tmp_path)
+    assert outcome.code == 7
+    assert "--force" in outcome.said
+    assert path.read_text() == "precious"
+    assert record(*arguments, "--force", cwd=tmp_path).code == 0
+    assert ending(path) == (True, "the duration is over")
+
+
+@pytest.mark.parametrize("arguments", [("-o", "no/a.ttft"), ("--ready-file", "no/ready")])
+def test_an_output_without_a_folder(
+    tmp_path: Path, sleeper: Process, arguments: tuple[str, str]
+) -> None:
+    outcome = record("--pid", str(sleeper.pid), "--duration", "1", *arguments, cwd=tmp_path)
+    assert outcome.code == 7
+    assert "No such file or directory" in outcome.said
+    assert outcome.has_next_step
+    assert not list(tmp_path.iterdir())
+
+
+@contextmanager
+def small_disk(point: Path, size: str) -> Iterator[Path]:
+    point.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(point)], check=True)
+    try:
+        yield point
+    finally:
+        subprocess.run(["umount", "--lazy", str(point)], check=True)
+
+
+def test_a_full_disk_ends_the_recording_and_keeps_it(tmp_path: Path, busy: Process) -> None:
+    with small_disk(tmp_path / "disk", "512k") as disk:
+        outcome = record("--pid", str(busy.pid), "-o", "a.ttft", "--duration", "20", cwd=disk)
+        assert outcome.code == 7
+        assert "is full" in outcome.said
+        assert "what was recorded so far is in the file" in outcome.said
+        assert ending(disk / "a.ttft") == (False, None)
+        assert len(events(disk / "a.ttft"))
+    assert busy.poll() is None
+
+
+# -- ways to end ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_recording_complete(
+    tmp_path: Path, sleeper: Process, number: signal.Signals
+) -> None:
+    seen = start_recording(tmp_path / "a.ttft", "--pid", str(sleeper.pid))
+    assert seen.stop(number) == 0
+    assert ending(seen.path) == (True, "interrupted")
+    assert "Traceback" not in seen.output
+    assert sleeper.poll() is None
+
+
+def test_a_second_ctrl_c_does_no_harm(tmp_path: Path, busy: Process) -> None:
+    seen = start_recording(tmp_path / "a.ttft", "--pid", str(busy.pid))
+    began = time.monotonic()
+    for _ in range(20):
+        seen.process.send_signal(signal.SIGINT)
+        time.sleep(0.002)
+        if seen.process.poll() is not None:
+            break
+    assert seen.stop() == 0
+    assert time.monotonic() - began < 5
+    assert ending(seen.path) == (True, "interrupted")
+    assert "Traceback" not in seen.output
+
+
+def test_it_ends_with_its_target_and_has_all_of_it(tmp_path: Path) -> None:
+    with running("sh", "-c", "sleep 1.5; true; kill -TERM $$") as target:
+        seen = start_recording(tmp_path / "a.ttft", "--pid", str(target.pid))
+        assert seen.process.wait(TIMEOUT_S) == 0
+        seen.stop()
+    assert ending(seen.path) == (True, "the target exited")
+    exits = of_kind(events(seen.path), Kind.PROCESS_EXIT)
+    own = exits[exits["tgid"] == target.pid]
+    assert [int(status) for status in own["a"]] == [signal.SIGTERM]
+
+
+def test_the_duration_counts(tmp_path: Path, sleeper: Process) -> None:
+    arguments = ("--pid", str(sleeper.pid), "--duration", "0.7", "-o", "a.ttft")
+    assert record(*arguments, cwd=tmp_path).code == 0
+    with Reader(tmp_path / "a.ttft") as reader:
+        length_s = (reader.meta["end_ns"] - reader.meta["start_ns"]) / 1e9
+        assert reader.complete
+    assert 0.7 <= length_s < 1.5
+
+
+def test_kill_9_leaves_a_recording_and_no_probe(tmp_path: Path, busy: Process) -> None:
+    seen = start_recording(tmp_path / "a.ttft", "--pid", str(busy.pid))
+    time.sleep(0.5)
+    programs = own_programs(seen.process.pid)
+    assert len(programs) > 15
+    assert all(map(program_exists, programs))
+    seen.stop(signal.SIGKILL)
+    assert ending(seen.path) == (False, None)
+    assert len(of_kind(events(seen.path), Kind.FORK))
+    with Reader(seen.path) as reader:
+        assert reader.meta["armed_ns"]
+        assert reader.facts("process")
+    until = time.monotonic() + 10
+    while any(map(program_exists, programs)):
+        assert time.monotonic() < until, "probes outlive the recorder"
+        time.sleep(0.05)
+    assert busy.poll() is None
+
+
+def own_programs(pid: int) -> set[int]:
+    """Ids of the BPF programs that a process holds."""
+    ids = set()
+    for entry in Path(f"/proc/{pid}/fdinfo").iterdir():
+        for line in entry.read_text().splitlines():
+            if line.startswith("prog_id:"):
+                ids.add(int(line.split()[1]))
+    return ids
+
+
+def program_exists(identity: int) -> bool:
+    fd = ctypes.CDLL("libbpf.so.1").bpf_prog_get_fd_by_id(identity)
+    if fd >= 0:
+        os.close(fd)
+    return bool(fd >= 0)
+
+
+# -- a command --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -KILL $$", 128 + 9)]
+)
+def test_a_commands_exit_code_is_passed_on(tmp_path: Path, script: str, code: int) -> None:
+    assert record("-o", "a.ttft", "--", "sh", "-c", script, cwd=tmp_path).code == code
+    assert ending(tmp_path / "a.ttft") == (True, "the command ended")
+
+
+def test_a_command_is_seen_from_its_first_instruction(tmp_path: Path) -> None:
+    record("-o", "a.ttft", "--", "sh", "-c", "/bin/true; /bin/true", cwd=tmp_path)
+    with Reader(tmp_path / "a.ttft") as reader:
+        executed = [Path(fact["path"]).name for _, fact in reader.facts("exec")]
+        assert reader.meta["target"]["how"] == "the command sh -c '/bin/true; /bin/true'"
+    assert executed[0] == "sh"
+    assert executed.count("true") == 2
+
+
+def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
+    outcome = record("--", "no-such-command-here", cwd=tmp_path)
+    assert outcome.code == 3
+    assert "no-such-command-here" in outcome.said
+    assert outcome.has_next_step
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_command_that_cannot_be_executed(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_bytes(b"\x7fELFnothing")
+    broken.chmod(0o755)
+    outcome = record("-o", "a.ttft", "--", str(broken), cwd=tmp_path)
+    assert outcome.code == 126
+    assert "Exec format error" in outcome.said
+
+
+def test_a_command_that_ignores_sigterm_is_ended_all_the_same(tmp_path: Path) -> None:
+    script = "trap '' TERM; while :; do read -t 1 x < /dev/null; done"
+    began = time.monotonic()
+    outcome = record("-o", "a.ttft", "--duration", "0.5", "--", "bash", "-c", script, cwd=tmp_path)
+    assert outcome.code == 0
+    assert time.monotonic() - began < 15
+    assert ending(tmp_path / "a.ttft") == (True, "the duration is over")
+
+
+def test_a_command_gets_the_signals_a_shell_would_give_it(tmp_path: Path) -> None:
+    record("-o", "a.ttft", "--", "cp", "/proc/self/status", "status", cwd=tmp_path)
+    ignored = next(
+        line for line in (tmp_path / "status").read_text().splitlines() if line.startswith("SigIgn")
+    )
+    assert int(ignored.split()[1], 16) == 0
+
+
+def test_secrets_of_a_command_line_stay_out_of_the_recording(tmp_path: Path) -> None:
+    command = ("sh", "-c", "/bin/true", "--api-key", "sesame-open", "--hf-token=sesame-shut")
+    record("-o", "a.ttft", "--", *command, cwd=tmp_path)
+    assert b"sesame" not in (tmp_path / "a.ttft").read_bytes()
+    with Reader(tmp_path / "a.ttft") as reader:
+        facts = [reader.meta, *(f for k in reader.fact_kinds() for _, f in reader.facts(k))]
+    assert "sesame" not in str(facts)
+
+
+# -- loss and load ----------------------------------------------------------------------------
+
+
+def test_a_ring_too_small_loses_events_and_says_how_many(tmp_path: Path) -> None:
+    """And the end of the target, whose event is lost too, still ends the recording."""
+    with started("forkstorm", make_model(tmp_path / "m", 4 * MIB)) as program:
+        seen = start_recording(
+            tmp_path / "a.ttft", "--pid", str(program.pid), "--ring-kb", str(SMALL_RING_KB)
+        )
+        program.go()
+    assert seen.process.wait(TIMEOUT_S) == 0
+    seen.stop()
+    found = events(seen.path)
+    with Reader(seen.path) as reader:
+        lost = reader.lost()["events ring full"]
+        assert ending(seen.path) == (True, "the target exited")
+    # A fork, an exit and the end of a thread for each child: kept or lost, none is forgotten.
+    kept = sum(len(of_kind(found, k)) for k in (Kind.FORK, Kind.PROCESS_EXIT, Kind.THREAD_END))
+    assert lost > 0
+    assert kept < 3 * STORM_FORKS <= kept + lost
+
+
+def test_10_000_children_are_all_there_and_memory_stays_bounded(tmp_path: Path) -> None:
+    with (
+        started("forkstorm", make_model(tmp_path / "m", 4 * MIB)) as program,
+        recording(tmp_path / "a.ttft", "--pid", str(program.pid)) as seen,
+    ):
+        program.go()
+    found = events(seen.path)
+    with Reader(seen.path) as reader:
+        assert reader.complete
+        assert reader.lost() == {}
+        assert reader.meta["own"]["max_rss_bytes"] < MAX_RSS_BYTES
+    forks = of_kind(found, Kind.FORK)
+    assert len(forks) == STORM_FORKS
+    assert {int(parent) for parent in forks["a"]} == {program.pid}
+    exits = of_kind(found, Kind.PROCESS_EXIT)
+    assert sorted(exits["tgid"].tolist()) == sorted(forks["tgid"].tolist())
+
+
+# -- strangers --------------------------------------------------------------------------------
+
+
+def child_with_pid(wanted: int, command: list[str]) -> int | None:
+    """Starts a command under a certain process id, if the kernel gives it."""
+    for _ in range(200):
+        Path("/proc/sys/kernel/ns_last_pid").write_text(str(wanted - 1))
+        pid = os.fork()
+        if pid == 0:
+            if os.getpid() != wanted:
+                os._exit(0)
+            os.execvp(command[0], command)
+        if pid == wanted:
+            return pid
+        os.waitpid(pid, 0)
+    return None
+
+
+def test_a_stranger_that_gets_a_targets_number_is_not_followed(tmp_path: Path) -> None:
+    if not Path("/proc/sys/kernel/ns_last_pid").exists():
+        unsupported("this kernel cannot be told the next process id")
+    script = "sleep 1000 & echo $!; wait; sleep 1000"
+    with running("sh", "-c", script) as target:
+        assert target.stdout is not None
+        child = int(target.stdout.readline())
+        with recording(tmp_path / "a.ttft", "--pid", str(target.pid)) as seen:
+            os.kill(child, signal.SIGKILL)
+            await_gone(child)
+            work = "for i in 1 2 3 4 5; do cat /bin/sh > /dev/null; done"
+            stranger = child_with_pid(child, ["sh", "-c", work])
+            if stranger is None:
+                pytest.fail("the number was never free")
+            os.waitpid(stranger, 0)
+    found = events(seen.path)
+    own = found[found["tgid"] == child]
+    end = int(of_kind(own, Kind.PROCESS_EXIT)["start_ns"].max())
+    assert len(of_kind(own, Kind.PROCESS_EXIT)) == 1
+    assert (own["start_ns"] + own["duration_ns"]).max() - end < 100_000_000  # its last words only
+    assert not len(of_kind(own, Kind.EXEC))
+    assert not len(of_kind(found, Kind.FORK)[of_kind(found, Kind.FORK)["a"] == child])
+
+
+def await_gone(pid: int) -> None:
+    until = time.monotonic() + 5
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def test_two_recordings_at_once_hold_no_fact_of_each_other(tmp_path: Path) -> None:
+    models = [make_model(tmp_path / name, 8 * MIB) for name in ("one.gguf", "two.gguf")]
+    with (
+        started("reads", models[0]) as one,
+        started("forks", models[1]) as two,
+        recording(tmp_path / "1.ttft", "--pid", str(one.pid)) as first,
+        recording(tmp_path / "2.ttft", "--pid", str(two.pid)) as second,
+    ):
+        together = [threading.Thread(target=program.go) for program in (one, two)]
+        for thread in together:
+            thread.start()
+        for thread in together:
+            thread.join()
+    forks = of_kind(events(second.path), Kind.FORK)
+    assert len(forks) == FORKS
+    assert reads_of(first, models[0]) == READS
+    assert tgids(first) == {one.pid}
+    assert tgids(second) == {two.pid, *(int(tgid) for tgid in forks["tgid"])}
+    for seen, other in ((first, models[1]), (second, models[0])):
+        assert other.name.encode() not in seen.path.read_bytes()
+        assert other.stat().st_ino not in inodes(seen)
+
+
+def tgids(seen: Recording) -> set[int]:
+    with seen.reader() as reader:
+        found = {int(t) for stream in ("events", "threads") for t in reader.stream(stream)["tgid"]}
+        facts = {
+            int(fact.get("tgid", fact.get("pid")))
+            for kind in reader.fact_kinds()
+            for _, fact in reader.facts(kind)
+            if "tgid" in fact or "pid" in fact
+        }
+    return found | facts
+
+
+def inodes(seen: Recording) -> set[int]:
+    with seen.reader() as reader:
+        return {int(ino) for ino in reader.stream("files")["ino"]}
+
+
+def reads_of(seen: Recording, model: Path) -> int:
+    with seen.reader() as reader:
+        rows = reader.stream("files")
+    return int(rows[rows["ino"] == model.stat().st_ino][-1]["reads"])

@@ -1,0 +1,145 @@
+"""`ttftprof report`: options, widths, colour, several files, a reader that goes away."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ttftprof.cli.report import command
+from ttftprof.errors import UsageError
+from ttftprof.model import Report
+from unit import report_samples as samples
+
+REPORTS = {
+    "cold": samples.cold,
+    "warm": samples.warm,
+    "instant": samples.instant,
+    "empty": samples.empty,
+}
+
+
+@pytest.fixture
+def recordings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of files that the analysis reads as the samples of their names."""
+    analysis = ModuleType("ttftprof.analysis")
+
+    def analyse(path: Path) -> Report:
+        return REPORTS[path.stem]()
+
+    analysis.__dict__["analyse"] = analyse
+    monkeypatch.setitem(sys.modules, "ttftprof.analysis", analysis)
+    monkeypatch.setattr("ttftprof.analysis", analysis, raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name in REPORTS:
+        (tmp_path / f"{name}.ttft").touch()
+    return tmp_path
+
+
+def run(folder: Path, *arguments: str) -> Result:
+    paths = [str(folder / a) if a.endswith(".ttft") else a for a in arguments]
+    return CliRunner().invoke(command, paths, standalone_mode=False)
+
+
+def printed(folder: Path, *arguments: str) -> str:
+    result = run(folder, *arguments)
+    assert result.exception is None, result.exception
+    return result.output
+
+
+def test_text_is_100_wide_and_plain_into_a_pipe(recordings: Path) -> None:
+    text = printed(recordings, "cold.ttft")
+    assert "\x1b" not in text
+    assert max(map(len, text.split("\n"))) <= 100
+    assert "├──" in text
+
+
+def test_colour_on_demand(recordings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[" in printed(recordings, "cold.ttft", "--color", "always")
+    assert "\x1b[" not in printed(recordings, "cold.ttft", "--color", "never")
+
+
+def test_one_file_is_one_object_and_several_are_lines(recordings: Path) -> None:
+    one = json.loads(printed(recordings, "cold.ttft", "--format", "json"))
+    assert one["requests"][0]["ttft_ns"] == 1_562_314_159
+    lines = printed(recordings, "cold.ttft", "warm.ttft", "--format", "json").splitlines()
+    assert [json.loads(line)["recording"]["path"] for line in lines] == ["cold.ttft", "warm.ttft"]
+
+
+def test_compact_is_short(recordings: Path) -> None:
+    assert len(printed(recordings, "--compact", "cold.ttft", "warm.ttft").splitlines()) == 4
+
+
+def test_one_request_alone(recordings: Path) -> None:
+    text = printed(recordings, "instant.ttft", "--request", "2")
+    assert "request 2" in text
+    assert "request 1" not in text
+    document = json.loads(printed(recordings, "instant.ttft", "--request", "2", "--format", "json"))
+    assert [request["id"] for request in document["requests"]] == ["2"]
+
+
+@pytest.mark.parametrize("width", ["59", "201", "0", "-3"])
+def test_a_width_out_of_range_is_refused(recordings: Path, width: str) -> None:
+    error = run(recordings, "cold.ttft", "--width", width).exception
+    assert isinstance(error, UsageError)
+    assert error.exit_code == 2
+
+
+def test_an_unknown_request_is_told_which_there_are(recordings: Path) -> None:
+    error = run(recordings, "instant.ttft", "--request", "9").exception
+    assert isinstance(error, UsageError)
+    assert "0, 1, 2" in error.next_step
+    error = run(recordings, "empty.ttft", "--request", "9").exception
+    assert isinstance(error, UsageError)
+
+
+def test_a_missing_file_is_named(recordings: Path) -> None:
+    assert "absent.ttft" in str(run(recordings, "absent.ttft").exception)
+
+
+def test_help_gives_examples() -> None:
+    text = CliRunner().invoke(command, ["--help"]).output
+    assert "ttftprof report cold.ttft warm.ttft" in text
+    assert "JSON Lines" in " ".join(text.split())
+
+
+_PIPED = """
+import sys, types
+sys.path.insert(0, {tests!r})
+import ttftprof
+from unit import report_samples
+analysis = types.ModuleType("ttftprof.analysis")
+analysis.analyse = lambda path: report_samples.many(500)
+sys.modules["ttftprof.analysis"] = ttftprof.analysis = analysis
+from ttftprof.cli import main
+main(["report", "--all", {path!r}])
+"""
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    path = tmp_path / "many.ttft"
+    path.touch()
+    script = _PIPED.format(tests=str(Path(__file__).parents[1]), path=str(path))
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as program:
+        assert program.stdout is not None
+        assert program.stderr is not None
+        program.stdout.read(10)
+        program.stdout.close()
+        assert b"Traceback" not in program.stderr.read()
+
+
+def test_importing_the_command_loads_neither_rich_nor_numpy() -> None:
+    script = (
+        "import sys, ttftprof.cli.report, ttftprof.reports, ttftprof.reports.json; "
+        "print([m for m in ('rich', 'numpy', 'ttftprof.analysis') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert found.stdout.strip() == b"[]"
