@@ -228,9 +228,15 @@ struct socket {
 	struct sock *sk;
 };
 
+struct io_cqe {
+	int fd; /* until the request completes */
+};
+
 struct io_kiocb {
 	struct file *file;
 	u8 opcode;
+	u32 flags; /* the low half where it is 64 bits wide */
+	struct io_cqe cqe;
 };
 
 struct io_uring_cqe {

@@ -5,6 +5,7 @@
 #define IORING_OP_READV 1
 #define IORING_OP_READ_FIXED 4
 #define IORING_OP_READ 22
+#define REQ_F_FIXED_FILE 1
 
 struct uring_read {
 	u64 start_ns;
@@ -29,9 +30,12 @@ int BPF_PROG(uring__submit, struct io_kiocb *req)
 
 	if (op != IORING_OP_READ && op != IORING_OP_READV && op != IORING_OP_READ_FIXED)
 		return 0;
-	if (!current_slot())
+	/* A registered file is a slot of the ring's own table: its reads are seen by the
+	 * page cache only. */
+	if (BPF_CORE_READ(req, flags) & REQ_F_FIXED_FILE || !current_slot())
 		return 0;
-	struct file *file = BPF_CORE_READ(req, file);
+	/* The file itself is looked up only when the request is issued. */
+	struct file *file = fd_file(BPF_CORE_READ(req, cqe.fd));
 	struct inode_facts facts;
 	if (file_mode(file) != MODE_REGULAR)
 		return 0;

@@ -147,7 +147,7 @@ def test_attached_in_mid_switch_says_what_it_cannot_know(models_dir: Path, tmp_p
 
         def ask() -> None:
             try:
-                server.chat("b", PROMPT * 90)
+                server.chat("b", PROMPT * 60)
             except ServerFailed as error:
                 failures.append(error)
 

@@ -231,6 +231,8 @@ def _record(
         live.clear()
         writer.abandon()
         raise
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # all is safe: an impatient Ctrl-C is no failure
     _say(f"{why}; {recorder.progress.requests} request(s) in {writer.path}")
     _say(f"next: ttftprof report {writer.path}")
     return child.result() if child else 0

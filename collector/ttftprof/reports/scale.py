@@ -141,11 +141,16 @@ def round_table(cells: Sequence[Sequence[int]], unit: int) -> list[list[int]]:
 
 
 def _whole_total(cells: Sequence[Sequence[int]], unit: int) -> list[list[int]]:
-    """A copy whose sum is a multiple of `unit`: the largest cell takes the difference."""
+    """A copy whose sum is a multiple of `unit`: the largest cells take the difference."""
     copy = [list(row) for row in cells]
     total = sum(map(sum, copy))
-    row = max(copy, key=max)
-    row[row.index(max(row))] += (total + unit // 2) // unit * unit - total
+    missing = (total + unit // 2) // unit * unit - total
+    while missing:
+        row = max(copy, key=max)
+        column = row.index(max(row))
+        change = max(missing, -row[column])
+        row[column] += change
+        missing -= change
     return copy
 
 

@@ -1,0 +1,104 @@
+"""Probes that cannot be had: said, with their cost; and what cannot be done without."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ttftprof.errors import Unsupported
+from ttftprof.kernel import libbpf, session
+from ttftprof.kernel.session import KernelTypes, ProbeSession, Settings, kernel_function
+from ttftprof.kernel.table import PROBES, call_tables, syscall_name
+
+pytestmark = pytest.mark.kernel
+
+
+def loaded(probes: ProbeSession) -> ProbeSession:
+    probes.load()
+    probes.attach()
+    return probes
+
+
+def without_tracepoints(monkeypatch: pytest.MonkeyPatch, *missing: str) -> None:
+    has = KernelTypes.has_tracepoint
+    monkeypatch.setattr(
+        KernelTypes, "has_tracepoint", lambda self, name: name not in missing and has(self, name)
+    )
+
+
+def test_this_kernel_has_every_probe() -> None:
+    probes = loaded(ProbeSession(Settings()))
+    try:
+        assert {s.state for s in probes.states.values()} == {"ok"}
+        assert set(probes.states) == {p.stem for p in PROBES}
+    finally:
+        probes.close()
+
+
+def test_a_missing_tracepoint_degrades_its_probe_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_tracepoints(monkeypatch, "mm_filemap_fault", "sk_data_ready")
+    probes = loaded(ProbeSession(Settings()))
+    try:
+        states = probes.states
+        assert states["faults"].state == "degraded"
+        assert "mm_filemap_fault" in states["faults"].reason
+        assert states["faults"].lost
+        assert states["sockets"].state == "degraded"
+        assert states["pagecache"].state == "ok"
+    finally:
+        probes.close()
+
+
+def test_without_forks_nothing_can_be_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_tracepoints(monkeypatch, "sched_process_fork")
+    with pytest.raises(Unsupported) as raised:
+        ProbeSession(Settings()).load()
+    assert "process tree" in raised.value.message
+    assert raised.value.minimum_kernel
+    assert raised.value.next_step
+
+
+def test_no_btf_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Without:
+        """libbpf, on a kernel that has no types."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(libbpf.library(), name)
+
+        def btf__load_vmlinux_btf(self) -> None:
+            return None
+
+    monkeypatch.setattr(session, "library", Without)
+    with pytest.raises(Unsupported) as raised:
+        ProbeSession(Settings()).load()
+    assert "BTF" in raised.value.message
+    assert raised.value.next_step
+
+
+def test_objects_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(session.ProbeObject.__init__, "__defaults__", (tmp_path / "none.bpf.o",))
+    with pytest.raises(Unsupported) as raised:
+        ProbeSession(Settings()).load()
+    assert "not built" in raised.value.message
+
+
+def test_closing_takes_every_program_away() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        loaded(ProbeSession(Settings())).close()
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+def test_fault_handler_is_found() -> None:
+    begin, end = kernel_function("handle_mm_fault") or (0, 0)
+    assert 0 < end - begin < 1 << 16
+
+
+def test_no_system_call_is_listed_twice() -> None:
+    for machine in ("x86_64", "aarch64"):
+        classes, waits = call_tables(machine)
+        assert len(classes) == len(waits) == 512
+    assert syscall_name(257, "x86_64") == "openat"
+    assert syscall_name(56, "aarch64") == "openat"
