@@ -19,7 +19,7 @@
 #define MSG_PEEK 2
 #define QUIET_BYTES 400 /* writes this big may close an answer: its statistics */
 
-enum role { ROLE_UNKNOWN, ROLE_SERVER, ROLE_CLIENT };
+enum role { ROLE_UNKNOWN, ROLE_SERVER, ROLE_CLIENT, ROLE_OTHER };
 
 struct conn {
 	u64 arrival_ns; /* data waits unread since */
@@ -253,7 +253,9 @@ int BPF_PROG(sockets__send, struct pt_regs *regs, long ret)
 		return 0;
 	struct sock *sk = fd_sock(REGS_ARG0(regs));
 	struct conn *c = sk ? conn_of(sk) : 0;
-	if (!c)
+	/* Once a socket wrote what is no HTTP, its writes cost no second look; a request
+	 * that it reads later still makes it a server's. */
+	if (!c || c->role == ROLE_OTHER)
 		return 0;
 	struct sending job = {};
 	source_of(&job.src, regs, settings.call_class[REGS_NR(regs) & 511]);
@@ -268,6 +270,8 @@ int BPF_PROG(sockets__send, struct pt_regs *regs, long ret)
 			conn_event(EVENT_FORWARD, key, c->ports ? c->ports : ports_of(sk), 0);
 		} else if (looks == LOOKS_RESPONSE && c->role == ROLE_UNKNOWN) {
 			c->role = ROLE_SERVER; /* its request came before recording began */
+		} else if (c->role == ROLE_UNKNOWN) {
+			c->role = ROLE_OTHER;
 		}
 		if (c->role != ROLE_SERVER)
 			return 0;

@@ -51,6 +51,7 @@ from ttftprof.target import Target
 
 ACTIVE_NS = 20 * NS_PER_MS
 IDLE_NS = 160 * NS_PER_MS
+WRITE_EVERY_NS = 200 * NS_PER_MS  # what kill -9 can cost
 COST_EVERY_NS = 2 * NS_PER_S
 COST_WINDOW_NS = 50 * NS_PER_MS
 OWN_EVERY_NS = NS_PER_S
@@ -132,7 +133,6 @@ class Recorder:
         self._exit_seen: set[int] = set()
         self._client_ports: set[int] = set()
         self._counted: set[tuple[int, ...]] = set()
-        self._lost_here: dict[str, int] = {}
         self._tap = RequestTap(self._exchange_ended, self._exchange_moved, self._quiet)
         self._libraries = LibraryMarks(
             self.session.attach_mark, self._library_found, self._library_refused
@@ -145,6 +145,9 @@ class Recorder:
         self._stats_since_ns = 0
         self._next_cost_ns = 0
         self._next_own_ns = 0
+        self._next_write_ns = 0
+        self._held: dict[str, list[Records]] = {}
+        self._follow_by_kind = self._handlers()
 
     # -- arm ----------------------------------------------------------------------------------
 
@@ -271,20 +274,33 @@ class Recorder:
         until_ns = now_ns()
         events = self.session.events.drain()
         texts = self._take_texts(events, until_ns)
-        self.writer.add_batch("events", events)
+        self._hold("events", events)
         self._follow(events)
         ns = now_ns()  # of the look at the counters: what came before took its time
         control = self.session.control[0]
         threads = self._threads.changed(int(control["threads_used"]), ns)
         files = self._files.changed(int(control["files_used"]), ns)
-        self.writer.add_batch("threads", threads)
-        self.writer.add_batch("files", files)
+        self._hold("threads", threads)
+        self._hold("files", files)
         if len(files):
             pages = int(self.session.files["added_pages"][: int(control["files_used"])].sum())
             self.progress.storage_bytes = pages * resource.getpagesize()
         self._measure_own_cost(ns)
-        self.writer.commit()
+        if ns >= self._next_write_ns:
+            self._write(ns)
         return bool(len(events) or texts or len(files))
+
+    def _hold(self, stream: str, records: Records) -> None:
+        if len(records):
+            self._held.setdefault(stream, []).append(records)
+
+    def _write(self, ns: int) -> None:
+        """Appends what was held back: fewer, bigger rows cost a fraction of many small ones."""
+        self._next_write_ns = ns + WRITE_EVERY_NS
+        for stream, parts in self._held.items():
+            self.writer.add_batch(stream, np.concatenate(parts))
+        self._held.clear()
+        self.writer.commit()
 
     # -- facts behind the events --------------------------------------------------------------
 
@@ -292,7 +308,7 @@ class Recorder:
         """Looks up what the events name: processes, files, libraries, connections."""
         if not len(events):
             return
-        for kind, handle in self._handlers().items():
+        for kind, handle in self._follow_by_kind.items():
             for event in events[events["kind"] == kind]:
                 handle(event)
 
@@ -495,6 +511,7 @@ class Recorder:
             self._stats_fd = -1
         try:
             self._cycle()
+            self._write(now_ns())
             for seen in self._tap.pending():
                 self.writer.add_fact("exchange", seen.exchange.start_ns, seen.as_fact())
             self._write_states()

@@ -1,7 +1,7 @@
-"""What lies under a file: mount, file system, block layers, disk or server, and each one's readahead.
+"""What lies under a file: mount, file system, block layers, disk or server, and their readahead.
 
-Reads /proc and /sys only (through `System`, whose roots a test replaces); nothing is changed and the
-file's content is not touched. What the kernel does not say is left out, never guessed.
+Reads /proc and /sys only (through `System`, whose roots a test replaces); nothing is changed and
+the file's content is not touched. What the kernel does not say is left out, never guessed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -460,13 +461,15 @@ _RTF_UP, _RTF_REJECT, _RTF_LOCAL = 0x1, 0x200, 0x80000000  # linux/route.h, linu
 
 
 def parse_routes(text: str) -> list[Route]:
-    """/proc/net/route: addresses are hex in host byte order (little-endian here)."""
+    """/proc/net/route: addresses are big-endian numbers printed in host byte order."""
     routes = []
     for line in text.splitlines()[1:]:
         fields = line.split()
         try:
             flags, metric = int(fields[3], 16), int(fields[6])
-            address, mask = (int.from_bytes(bytes.fromhex(fields[i]), "little") for i in (1, 7))
+            address, mask = (
+                int.from_bytes(bytes.fromhex(fields[i]), sys.byteorder) for i in (1, 7)
+            )
             network = ipaddress.IPv4Network((address, bin(mask).count("1")), strict=False)
         except (IndexError, ValueError):
             continue
@@ -689,7 +692,7 @@ def _nvme_controller(controller: Path, system: System) -> Layer:
     most, most_rate = pcie_link(_text(pci / "max_link_speed"), _text(pci / "max_link_width"))
     if link:
         facts.append(("link", link))
-    notes = ()
+    notes: tuple[str, ...] = ()
     if rate and most_rate and rate < most_rate:
         notes = (f"the device could do {most}",)
     return Layer("controller", controller.name, tuple(facts), line_rate=rate, notes=notes)
@@ -716,13 +719,10 @@ _USB_CODING = {5000.0: 0.8, 10000.0: 128 / 132, 20000.0: 128 / 132}
 
 
 def _usb(disk: Path, system: System) -> Layer | None:
-    for parent in disk.parents:
-        if (parent / "idVendor").exists() and (speed := _text(parent / "speed")):
-            break
-        if parent == system.sysfs.resolve():
-            return None
-    else:
+    parent = next((p for p in disk.parents if (p / "idVendor").exists()), None)
+    if parent is None:
         return None
+    speed = _text(parent / "speed")
     try:
         megabits = float(speed)
     except ValueError:
@@ -732,7 +732,7 @@ def _usb(disk: Path, system: System) -> Layer | None:
         facts.append(("product", product))
     if version := _text(parent / "version"):
         facts.append(("device speaks USB", version))
-    notes = ()
+    notes: tuple[str, ...] = ()
     if megabits <= 480 and (version or "0").startswith("3"):
         notes = ("a USB 3 device at USB 2 speed: its port, hub or cable is the limit",)
     rate = megabits * 1e6 / 8 * _USB_CODING.get(megabits, 1.0)
@@ -784,15 +784,17 @@ def _fibre_channel(disk: Path, system: System) -> Layer | None:
 
 
 def _virtual(disk: Path, system: System) -> Layer | None:
-    driver = (disk / "device/driver").resolve().name
-    names = {"virtio_blk": "virtio", "vbd": "Xen", "hv_storvsc": "Hyper-V", "mmcblk": "MMC"}
     if re.match(r"(nbd|rbd|drbd)\d", disk.name):
-        return Layer(
-            "server", disk.name, notes=("a network block device: its server is not in sysfs",)
-        )
-    if driver in names:
-        note = "a virtual disk: what lies behind it is the host's"
-        return Layer("controller", names[driver], notes=(note,))
+        note = "a network block device: its server is not in sysfs"
+        return Layer("server", disk.name, notes=(note,))
+    if re.match(r"zd\d", disk.name):
+        note = "a ZFS volume: the ARC caches its blocks too, and cannot be told to drop them"
+        return Layer("volume", f"ZFS {disk.name}", notes=(note,))
+    buses = (("virtio", r"virtio\d+"), ("Xen", r"vbd-\d+"))
+    for name, pattern in buses:
+        if any(re.fullmatch(pattern, parent.name) for parent in disk.parents):
+            note = "a virtual disk: what lies behind it is the host's"
+            return Layer("controller", name, notes=(note,))
     return None
 
 

@@ -70,15 +70,13 @@ def record(*arguments: str, cwd: Path, user: int | None = None, env: Any = None)
 
 @contextmanager
 def running(*command: str) -> Iterator[Process]:
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         yield process
     finally:
         with suppress(ProcessLookupError):
             process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+        process.communicate()
 
 
 @pytest.fixture
@@ -309,8 +307,11 @@ def test_a_second_ctrl_c_does_no_harm(tmp_path: Path, busy: Process) -> None:
 
 
 def test_it_ends_with_its_target_and_has_all_of_it(tmp_path: Path) -> None:
-    with running("sh", "-c", "sleep 1.5; true; kill -TERM $$") as target:
+    with running("sh", "-c", "read go; kill -TERM $$") as target:
         seen = start_recording(tmp_path / "a.ttft", "--pid", str(target.pid))
+        assert target.stdin is not None
+        target.stdin.write(b"go\n")
+        target.stdin.flush()
         assert seen.process.wait(TIMEOUT_S) == 0
         seen.stop()
     assert ending(seen.path) == (True, "the target exited")
@@ -319,13 +320,20 @@ def test_it_ends_with_its_target_and_has_all_of_it(tmp_path: Path) -> None:
     assert [int(status) for status in own["a"]] == [signal.SIGTERM]
 
 
+def test_a_target_that_ends_before_it_is_seen_is_not_waited_for(tmp_path: Path) -> None:
+    """As a shell that is told to end just when the recorder looks for it."""
+    with running("sh", "-c", "sleep 0.2") as target:
+        outcome = record("--pid", str(target.pid), "-o", "a.ttft", cwd=tmp_path)
+    assert (outcome.code, ending(tmp_path / "a.ttft")) == (0, (True, "the target exited"))
+
+
 def test_the_duration_counts(tmp_path: Path, sleeper: Process) -> None:
     arguments = ("--pid", str(sleeper.pid), "--duration", "0.7", "-o", "a.ttft")
     assert record(*arguments, cwd=tmp_path).code == 0
     with Reader(tmp_path / "a.ttft") as reader:
         length_s = (reader.meta["end_ns"] - reader.meta["start_ns"]) / 1e9
         assert reader.complete
-    assert 0.7 <= length_s < 1.5
+    assert 0.7 <= length_s < 5
 
 
 def test_kill_9_leaves_a_recording_and_no_probe(tmp_path: Path, busy: Process) -> None:

@@ -6,14 +6,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from click.testing import CliRunner, Result
 
 from ttftprof.cli.report import command
 from ttftprof.errors import UsageError
-from ttftprof.model import Report
 from unit import report_samples as samples
 
 REPORTS = {
@@ -27,14 +25,7 @@ REPORTS = {
 @pytest.fixture
 def recordings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of files that the analysis reads as the samples of their names."""
-    analysis = ModuleType("ttftprof.analysis")
-
-    def analyse(path: Path) -> Report:
-        return REPORTS[path.stem]()
-
-    analysis.__dict__["analyse"] = analyse
-    monkeypatch.setitem(sys.modules, "ttftprof.analysis", analysis)
-    monkeypatch.setattr("ttftprof.analysis", analysis, raising=False)
+    monkeypatch.setattr("ttftprof.analysis.analyse", lambda path: REPORTS[path.stem]())
     monkeypatch.delenv("NO_COLOR", raising=False)
     for name in REPORTS:
         (tmp_path / f"{name}.ttft").touch()
@@ -110,14 +101,12 @@ def test_help_gives_examples() -> None:
 
 
 _PIPED = """
-import sys, types
+import sys
 sys.path.insert(0, {tests!r})
-import ttftprof
-from unit import report_samples
-analysis = types.ModuleType("ttftprof.analysis")
-analysis.analyse = lambda path: report_samples.many(500)
-sys.modules["ttftprof.analysis"] = ttftprof.analysis = analysis
+import ttftprof.analysis
 from ttftprof.cli import main
+from unit import report_samples
+ttftprof.analysis.analyse = lambda path: report_samples.many(500)
 main(["report", "--all", {path!r}])
 """
 

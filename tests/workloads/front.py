@@ -29,7 +29,7 @@ from typing import Any
 from . import wire
 from .config import ServerConfig, load_config
 from .logs import Log
-from .processes import on_sigterm
+from .oneself import on_sigterm
 from .truth import TruthWriter
 from .wire import now_ns
 

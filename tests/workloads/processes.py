@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import select
-import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -54,35 +51,6 @@ def hear(process: subprocess.Popen[bytes], timeout_s: float) -> dict[str, Any]:
         raise WorkloadError(f"{process.args!r} said nothing; exit status {process.poll()}")
     answer: dict[str, Any] = json.loads(line)
     return answer
-
-
-def on_sigterm(act: Callable[[], None]) -> None:
-    """Call before any thread starts. `act` runs in a thread of its own.
-
-    A Python signal handler would not do: one that comes as the main thread is about to block in a
-    queue or a read is noticed only when that returns.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-
-    def wait() -> None:
-        signal.sigwait({signal.SIGTERM})
-        act()
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
-def own_counters() -> dict[str, int]:
-    """What the kernel counts of this process: faults, reads, bytes it had storage read."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    lines = Path("/proc/self/io").read_text().splitlines()
-    io = {name: int(value) for name, value in (line.split(": ") for line in lines)}
-    return {
-        "major_faults": usage.ru_majflt,
-        "minor_faults": usage.ru_minflt,
-        "read_calls": io["syscr"],
-        "called_bytes": io["rchar"],
-        "storage_bytes": io["read_bytes"],
-    }
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -26,7 +26,7 @@ from . import wire
 from .config import ModelConfig, ServerConfig, load_config
 from .engine import Engine
 from .logs import Log
-from .processes import on_sigterm, own_counters
+from .oneself import on_sigterm, own_counters
 from .truth import TruthWriter
 from .wire import now_ns
 

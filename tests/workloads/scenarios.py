@@ -30,7 +30,9 @@ SHORT_TOKENS = 34
 LONG_TOKENS = 1419
 # Neither is a multiple of the page or of the read size, so that tails are tested too.
 WEIGHTS_A_BYTES = 96 * MIB + 7919
-WEIGHTS_B_BYTES = 384 * MIB + 104729
+WEIGHTS_B_BYTES = 640 * MIB + 104729
+_SMALL_B_BYTES = 96 * MIB + 104729  # where the load is not what it is about
+_TINY_B_BYTES = 32 * MIB + 104729
 _SETTLE_S = 0.1
 _AHEAD_S = 0.2  # how long the request in front has been at work when the queued one is sent
 
@@ -98,6 +100,7 @@ _ALL = [
         "the same from the page cache: only starting up is left",
         "launch",
         b=_loading("mmap", launch_ns=300 * MS),
+        weights_b_bytes=_SMALL_B_BYTES,
     ),
     Scenario(
         "cold_read_short",
@@ -111,7 +114,7 @@ _ALL = [
         "the same from the page cache",
         "launch",
         b=_loading("read", launch_ns=400 * MS),
-        weights_b_bytes=96 * MIB + 104729,
+        weights_b_bytes=_SMALL_B_BYTES,
     ),
     Scenario(
         "cold_mmap_long",
@@ -120,6 +123,7 @@ _ALL = [
         cold=True,
         b=_loading("mmap", prefill_ns_per_token=MS // 2),
         prompt_tokens=LONG_TOKENS,
+        weights_b_bytes=_SMALL_B_BYTES,
     ),
     Scenario(
         "warm_read_long",
@@ -128,24 +132,28 @@ _ALL = [
         b=_loading("read", prefill_ns_per_token=MS // 2),
         prompt_tokens=LONG_TOKENS,
         stream=False,
+        weights_b_bytes=_SMALL_B_BYTES,
     ),
     Scenario(
         "slow_init",
         "device context, graph capture and the like after the weights are there",
         "init",
         b=replace(_B, init_ns=600 * MS),
+        weights_b_bytes=_SMALL_B_BYTES,
     ),
     Scenario(
         "slow_evict",
         "the old runner takes its time to end",
         "evict",
         a=replace(_A, compute="sleep", evict_delay_ns=600 * MS),
+        weights_b_bytes=_SMALL_B_BYTES,
     ),
     Scenario(
         "queued",
         "one slot, and somebody else's answer is being decoded in it",
         "queue",
         drive="queued",
+        weights_b_bytes=_SMALL_B_BYTES,
     ),
     Scenario(
         "lazy_mmap",
@@ -175,12 +183,14 @@ _ALL = [
         "prefill",
         drive="resident",
         prompt_tokens=400,
+        weights_b_bytes=_SMALL_B_BYTES,
     ),
     Scenario(
         "queued_switch",
         "the other model has to finish an answer before it can be evicted",
         "queue",
         drive="queued_switch",
+        weights_b_bytes=_SMALL_B_BYTES,
     ),
     Scenario(
         "direct_read",
@@ -194,7 +204,7 @@ _ALL = [
         "load",
         cold=True,
         b=_loading("random"),
-        weights_b_bytes=32 * MIB + 104729,
+        weights_b_bytes=_TINY_B_BYTES,
     ),
     Scenario(
         "lazy_mmap_warmup",
@@ -208,13 +218,14 @@ _ALL = [
         "imports and device discovery",
         "launch",
         b=replace(_B, launch_ns=500 * MS),
+        weights_b_bytes=_SMALL_B_BYTES,
     ),
     Scenario(
         "slow_poll",
         "ready long before the front looks again",
         "ready_gap",
         b=replace(_B, compute="sleep"),
-        weights_b_bytes=32 * MIB + 104729,
+        weights_b_bytes=_TINY_B_BYTES,
         health_quantum_ns=700 * MS,
     ),
     Scenario(
@@ -222,6 +233,7 @@ _ALL = [
         "tokens are decoded that show no text yet",
         "first_decode",
         b=replace(_B, silent_tokens=400),
+        weights_b_bytes=_SMALL_B_BYTES,
     ),
     Scenario(
         "plain_names",

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from .config import load_config
-from .processes import on_sigterm
+from .oneself import on_sigterm
 from .truth import TruthWriter
 from .wire import now_ns
 

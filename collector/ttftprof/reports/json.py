@@ -23,8 +23,7 @@ SCHEMA_NAME = "ttftprof.report/1"
 
 def write(report: Report, out: TextIO) -> None:
     """Writes the report as one line; lines of several reports together are JSON Lines."""
-    json.dump(as_json(report), out, allow_nan=False, separators=(",", ":"))
-    out.write("\n")
+    out.write(json.dumps(as_json(report), allow_nan=False, separators=(",", ":")) + "\n")
 
 
 def schema() -> dict[str, Any]:

@@ -23,7 +23,6 @@ from ttftprof.reports.flame import Layout, flame
 from ttftprof.reports.overview import Asked, legend, overview
 from ttftprof.reports.safe import clip_middle, plain
 
-MIN_WIDTH, MAX_WIDTH = 60, 200
 _DETAILED_WITHOUT_CHOICE = 5
 _DETAILED_OF_MANY = 3
 _OVERVIEW_ROWS = 40
@@ -169,13 +168,13 @@ def _print_recording(
 def _header(report: Report) -> str:
     host = report.host
     kernel = f"Linux {plain(host['kernel'], 40)}" if host.get("kernel") else "kernel not known"
-    length = scale.duration(max(report.end_ns - report.start_ns, 0))
+    length_ns = report.end_ns - report.start_ns
     parts = [
         plain(words.recording_name(report), _MODEL_WIDTH),
         plain(words.engines(report), _MODEL_WIDTH),
         *([plain(host["node"], 40)] if host.get("node") else []),
         kernel,
-        length,
+        scale.duration(length_ns) if length_ns > 0 else "length not known",
         plain(report.ended_because, 80) or "end not known",
     ]
     return " · ".join(parts)
