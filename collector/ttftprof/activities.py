@@ -1,9 +1,9 @@
 """What the critical threads of a process did in every moment of an interval.
 
-Rule, in this order, for each moment: if a thread waits for storage, `storage_wait` (a compute pool
-spins at its barrier while one thread waits, so one waiting thread holds up all); then `reclaim`,
-`gpu`; if a thread runs or wants to run, `cpu` or `fault`; else nobody runs, and the moment belongs to
-the wait that ends it: the reason why the next thread to run had been asleep.
+Rule, in this order, for each moment: if a thread waits for storage, `storage_wait` (a compute
+pool spins at its barrier while one thread waits, so one waiting thread holds up all); then
+`reclaim`, `gpu`; if a thread runs or wants to run, `cpu` or `fault`; else nobody runs, and the
+moment belongs to the wait that ends it: the reason why the next thread to run had been asleep.
 
 Running time is split into `cpu` and `fault` by the clock ticks of the same moments, and waits too
 short for a record are given back to their reason; both in proportion, within snapshots of 20 ms.
@@ -47,16 +47,12 @@ class _Changes:
     waiting: dict[Wait, Ints]
 
 
-def process_activities(
-    timeline: Timeline, tgid: int, start_ns: int, end_ns: int
-) -> list[Activity]:
+def process_activities(timeline: Timeline, tgid: int, start_ns: int, end_ns: int) -> list[Activity]:
     """The partition of [start_ns, end_ns] for one process; one `idle` if nothing is known of it."""
     if end_ns <= start_ns:
         return []
     threads = [
-        w
-        for w in timeline.waits.get(tgid, ())
-        if w.born_ns < end_ns and w.dead_ns > start_ns
+        w for w in timeline.waits.get(tgid, ()) if w.born_ns < end_ns and w.dead_ns > start_ns
     ]
     if not threads:
         return [Activity("idle", start_ns, end_ns)]

@@ -225,4 +225,5 @@ def kernel_dev(major: int, minor: int) -> int:
 
 def duration_end(records: Records) -> npt.NDArray[np.int64]:
     """`start_ns + duration_ns` of each record, int64."""
-    return (records["start_ns"] + records["duration_ns"]).astype(np.int64)
+    ends: npt.NDArray[np.int64] = (records["start_ns"] + records["duration_ns"]).astype(np.int64)
+    return ends

@@ -1,7 +1,7 @@
 """What the analysis concludes, as plain frozen values: the one thing every report prints.
 
-`reports/json.py` writes exactly this as `ttftprof.report/1` (schema shipped with the package). Times
-are CLOCK_MONOTONIC nanoseconds; a fact that is not known is None, never 0.
+`reports/json.py` writes exactly this as `ttftprof.report/1` (schema shipped with the package).
+Times are CLOCK_MONOTONIC nanoseconds; a fact that is not known is None, never 0.
 """
 
 from __future__ import annotations
@@ -193,13 +193,13 @@ class Request:
 
     def phase_totals(self) -> dict[str, int]:
         """{phase: ns}, every phase that occurs, in vocabulary order."""
-        totals = {name: 0 for name in PHASES}
+        totals = dict.fromkeys(PHASES, 0)
         for phase in self.phases:
             totals[phase.phase] += phase.duration_ns
         return {name: ns for name, ns in totals.items() if ns}
 
     def activity_totals(self) -> dict[str, int]:
-        totals = {name: 0 for name in ACTIVITIES}
+        totals = dict.fromkeys(ACTIVITIES, 0)
         for activity in self.activities:
             totals[activity.activity] += activity.duration_ns
         return {name: ns for name, ns in totals.items() if ns}
@@ -209,7 +209,9 @@ class Request:
         table: dict[str, dict[str, int]] = {}
         for phase in self.phases:
             for activity in self.activities:
-                overlap = min(phase.end_ns, activity.end_ns) - max(phase.start_ns, activity.start_ns)
+                overlap = min(phase.end_ns, activity.end_ns) - max(
+                    phase.start_ns, activity.start_ns
+                )
                 if overlap > 0:
                     row = table.setdefault(phase.phase, {})
                     row[activity.activity] = row.get(activity.activity, 0) + overlap

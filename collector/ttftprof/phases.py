@@ -220,7 +220,8 @@ def _records(
     mask = (records["tgid"] == process.tgid) & (records["ino"] == weights.ino)
     mask &= (records["dev"] == weights.dev) & (records["start_ns"] < until)
     mask &= records["start_ns"] >= process.start_ns
-    return records[mask]
+    found: Records = records[mask]
+    return found
 
 
 def _first_weight_touch(
@@ -282,9 +283,7 @@ def _first_answered_ns(timeline: Timeline, process: Process) -> int:
     return min(answered, default=FOREVER)
 
 
-def _ready(
-    timeline: Timeline, process: Process, after: Edge | None, before_ns: int
-) -> Edge | None:
+def _ready(timeline: Timeline, process: Process, after: Edge | None, before_ns: int) -> Edge | None:
     """When the process became able to serve after `after`, best fact first; None if it was able
     before recording began."""
     if after is None:
@@ -292,7 +291,9 @@ def _ready(
     after_ns = after.ns
     for mark in timeline.marks_of(process.tgid, "model_loaded"):
         if after_ns <= mark.ns <= before_ns:
-            return Edge(mark.ns, OBSERVED, Evidence("log", "the server said that the model is loaded"))
+            return Edge(
+                mark.ns, OBSERVED, Evidence("log", "the server said that the model is loaded")
+            )
     first_answered_ns = _first_answered_ns(timeline, process)
     # Calls before any request: context and warm-up. Later decodes are somebody's answer.
     calls = [
@@ -316,11 +317,16 @@ def _ready(
     healthy = [
         e.headers_ns
         for e in timeline.exchanges
-        if e.tgid == process.tgid and not e.generates and e.status == 200 and e.headers_ns
+        if e.tgid == process.tgid
+        and not e.generates
+        and e.status == 200
+        and e.headers_ns
         and after_ns <= e.headers_ns <= before_ns
     ]
     if healthy:
-        return Edge(min(healthy), INFERRED, Evidence("sockets", "first health check that it passed"))
+        return Edge(
+            min(healthy), INFERRED, Evidence("sockets", "first health check that it passed")
+        )
     return None
 
 
@@ -510,8 +516,7 @@ def _started_for_another(served: Served, start: StartUp, everyone: Sequence[Serv
     """The load was under way for an earlier request that waits for the same process."""
     began = start.began or start.load_begin
     return began is not None and any(
-        other.server == served.server
-        and other.front.start_ns <= began.ns <= served.front.start_ns
+        other.server == served.server and other.front.start_ns <= began.ns <= served.front.start_ns
         for other in everyone
         if other is not served
     )
@@ -606,9 +611,7 @@ def _evict_inside(timeline: Timeline, served: Served, start: StartUp, cutter: _C
     cutter.until(
         "queue", Edge(first.start_ns, INFERRED, Evidence("call", "the old model began to be freed"))
     )
-    cutter.until(
-        "evict", Edge(last.end_ns, OBSERVED, Evidence("call", "the old model was freed"))
-    )
+    cutter.until("evict", Edge(last.end_ns, OBSERVED, Evidence("call", "the old model was freed")))
 
 
 def _blocked_until(served: Served, everyone: Sequence[Served], limit_ns: int) -> Edge | None:

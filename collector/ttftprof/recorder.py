@@ -388,8 +388,8 @@ class Recorder:
     # -- texts --------------------------------------------------------------------------------
 
     def _take_texts(self, events: Records, until_ns: int) -> int:
-        """All texts up to a moment, with the ends of connections among them where they fell: the kernel
-        gives a closed socket's address to the next connection. Returns how many there were."""
+        """All texts up to a moment, with the ends of connections among them where they fell: a
+        closed socket's address goes to the next connection. Returns how many there were."""
         gone = (events["kind"] == Kind.CONN) & (events["flags"] == TCP_CLOSE)
         closes = [(int(e["start_ns"]), int(e["ino"])) for e in events[gone]]
         closes.reverse()

@@ -51,11 +51,13 @@ def _matters(
 
 
 def _within(records: Records, start_ns: int, end_ns: int) -> Records:
-    return records[(records["start_ns"] >= start_ns) & (records["start_ns"] < end_ns)]
+    found: Records = records[(records["start_ns"] >= start_ns) & (records["start_ns"] < end_ns)]
+    return found
 
 
 def _on_file(records: Records, file: FileFacts) -> Records:
-    return records[(records["ino"] == file.ino) & (records["dev"] == file.dev)]
+    found: Records = records[(records["ino"] == file.ino) & (records["dev"] == file.dev)]
+    return found
 
 
 def _file_use(
@@ -157,9 +159,7 @@ def _minor_faults(
     return max(total - major, 0)
 
 
-def faults(
-    timeline: Timeline, members: set[int], counter: str, start_ns: int, end_ns: int
-) -> int:
+def faults(timeline: Timeline, members: set[int], counter: str, start_ns: int, end_ns: int) -> int:
     """Growth of a thread counter (`maj_flt`, `min_flt`) over all threads of some processes."""
     total = 0.0
     for tgid in members:
@@ -195,7 +195,9 @@ def _rate(
     if not from_storage or len(rows) < 1:
         return None
     total = rows["added_pages"].astype(np.int64) * page + rows["direct_bytes"].astype(np.int64)
-    before = round(file.at("added_pages", start_ns)) * page + round(file.at("direct_bytes", start_ns))
+    before = round(file.at("added_pages", start_ns)) * page + round(
+        file.at("direct_bytes", start_ns)
+    )
     grew = np.flatnonzero(np.diff(total, prepend=before) > 0)
     if not len(grew):
         return None
@@ -248,7 +250,9 @@ def _advice(
     fadvise = _on_file(_within(timeline.of_kind(Kind.FADVISE), start_ns, end_ns), file)
     for event in fadvise:
         number = int(event["flags"])
-        name = "readahead()" if number == _READAHEAD_CALL else f"FADV_{_FADVICE.get(number, number)}"
+        name = (
+            "readahead()" if number == _READAHEAD_CALL else f"FADV_{_FADVICE.get(number, number)}"
+        )
         given.append(name)
     given += _map_advice(timeline, file, members, start_ns, end_ns)
     return tuple(dict.fromkeys(given))

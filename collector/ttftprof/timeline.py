@@ -228,9 +228,7 @@ def _by_tgid(threads: Records) -> dict[int, Records]:
 # -- processes ------------------------------------------------------------------------------------
 
 
-def _processes(
-    reader: Reader, by_kind: Mapping[Kind, Records]
-) -> dict[int, Sequence[Process]]:
+def _processes(reader: Reader, by_kind: Mapping[Kind, Records]) -> dict[int, Sequence[Process]]:
     lives: dict[int, list[Process]] = {}
     moments: list[tuple[int, int, str, Any]] = []
     for kind in (Kind.FORK, Kind.EXEC, Kind.PROCESS_EXIT, Kind.THREAD_END):
@@ -261,9 +259,7 @@ def _apply(lives: dict[int, list[Process]], kind: Kind, event: Any, ns: int) -> 
     tgid, tid = int(event["tgid"]), int(event["tid"])
     if kind == Kind.FORK:
         if tid == tgid:
-            lives.setdefault(tgid, []).append(
-                Process(tgid, parent=int(event["a"]), fork_ns=ns)
-            )
+            lives.setdefault(tgid, []).append(Process(tgid, parent=int(event["a"]), fork_ns=ns))
     elif kind == Kind.EXEC:
         _life(lives, tgid).exec_ns = ns
     elif kind == Kind.PROCESS_EXIT:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from workloads.cache import make_model
-from workloads.counted import ANONYMOUS_PAGES, FILE_PAGES, FORKS, MMAPS, READS, Program, started
 
 from kernel.support import Recording, recording
 from ttftprof.events import Kind, Records
+from workloads.cache import make_model
+from workloads.counted import ANONYMOUS_PAGES, FILE_PAGES, FORKS, MMAPS, READS, Program, started
 
 pytestmark = pytest.mark.kernel
 
@@ -36,13 +36,15 @@ def events(seen: Recording, kind: Kind) -> Records:
         assert reader.complete
         assert not reader.lost()
         found = reader.stream("events")
-    return found[found["kind"] == kind]
+    wanted: Records = found[found["kind"] == kind]
+    return wanted
 
 
 def last_file_row(seen: Recording, model: Path) -> Records:
     with seen.reader() as reader:
         rows = reader.stream("files")
-    return rows[rows["ino"] == model.stat().st_ino][-1]
+    last: Records = rows[rows["ino"] == model.stat().st_ino][-1]
+    return last
 
 
 def thread_growth(seen: Recording, pid: int, counter: str) -> int:
@@ -91,9 +93,13 @@ def test_faults_agree_with_getrusage_and_proc(model: Path) -> None:
     row = last_file_row(seen, model)
     assert int(row["added_pages"]) == FILE_PAGES
     assert int(row["faults"]) == FILE_PAGES
-    assert thread_growth(seen, program.pid, "maj_flt") == pytest.approx(counted["major_faults"], abs=2)
+    assert thread_growth(seen, program.pid, "maj_flt") == pytest.approx(
+        counted["major_faults"], abs=2
+    )
     # The program's own reading of its counters and of the summary costs some minor faults.
-    assert thread_growth(seen, program.pid, "min_flt") == pytest.approx(counted["minor_faults"], abs=64)
+    assert thread_growth(seen, program.pid, "min_flt") == pytest.approx(
+        counted["minor_faults"], abs=64
+    )
     assert counted["major_faults"] >= FILE_PAGES
     assert counted["minor_faults"] >= ANONYMOUS_PAGES
 

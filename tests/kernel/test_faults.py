@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import unsupported
-from workloads.cache import make_model
-from workloads.counted import FORKS, READS, STORM_FORKS, started
 
+from conftest import unsupported
 from kernel.support import Recording, recording, start_recording
 from ttftprof.events import Kind, Records
 from ttftprof.recording import Reader
+from workloads.cache import make_model
+from workloads.counted import FORKS, READS, STORM_FORKS, started
 
 pytestmark = pytest.mark.kernel
 
@@ -223,9 +223,7 @@ def test_the_id_of_a_thread_means_its_process(tmp_path: Path) -> None:
     ],
     ids=" ".join,
 )
-def test_options_that_make_no_sense_are_refused(
-    tmp_path: Path, arguments: tuple[str, ...]
-) -> None:
+def test_options_that_make_no_sense_are_refused(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     outcome = record(*arguments, cwd=tmp_path)
     assert outcome.code == 2
     assert not list(tmp_path.iterdir())

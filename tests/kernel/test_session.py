@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -85,10 +84,10 @@ def test_objects_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 
 def test_closing_takes_every_program_away() -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(3):
         loaded(ProbeSession(Settings())).close()
-    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1
 
 
 def test_fault_handler_is_found() -> None:

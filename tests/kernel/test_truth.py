@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from workloads.scenarios import SCENARIOS, ScenarioRun, run_scenario
 
 from kernel.support import Recording, start_recording
 from ttftprof.model import FileUse, Report, Request
+from workloads.scenarios import SCENARIOS, ScenarioRun, run_scenario
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 

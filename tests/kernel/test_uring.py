@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from workloads.cache import drop_cache, make_model
 
 from kernel.support import recording
 from ttftprof.events import Kind, ReadFlag
+from workloads.cache import drop_cache, make_model
 
 pytestmark = pytest.mark.kernel
 

@@ -2,9 +2,9 @@
 
     scripts/bench [--pairs N] [--json FILE]
 
-The machine is shared and noisy, so nothing here is an absolute time: each pair runs bare and under
-`ttftprof record` one right after the other, in turn first and second, and what is shown is the median
-ratio with its quartiles. Each workload is in `storms.c`.
+The machine is shared and noisy, so nothing here is an absolute time: each pair runs bare and
+under `ttftprof record` right after one another, in turn first and second, and what is shown is the
+median ratio with its quartiles. Each workload is in `storms.c`.
 """
 
 from __future__ import annotations
@@ -46,9 +46,7 @@ class Measured:
 @contextmanager
 def storms(folder: Path) -> Iterator[subprocess.Popen[str]]:
     program, model = folder / "storms", make_model(folder / "bench.weights", FILE_BYTES)
-    subprocess.run(
-        ["gcc", "-O2", "-Wall", "-pthread", "-o", str(program), str(SOURCE)], check=True
-    )
+    subprocess.run(["gcc", "-O2", "-Wall", "-pthread", "-o", str(program), str(SOURCE)], check=True)
     warm_cache(model)
     process = subprocess.Popen(
         [str(program), str(model)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -109,8 +107,8 @@ def table(rows: list[Measured]) -> str:
     for row in rows:
         low, high = row.ratio_quartiles
         lines.append(
-            f"{row.workload:12} {row.ratio:12.3f}      ({low:.3f} to {high:.3f}) {row.bare_ms:9.1f} "
-            f"{row.lost:6d} {row.recorder_rss_mb:12.1f} {row.recording_kb:9.0f}"
+            f"{row.workload:12} {row.ratio:12.3f}      ({low:.3f} to {high:.3f}) "
+            f"{row.bare_ms:9.1f} {row.lost:6d} {row.recorder_rss_mb:12.1f} {row.recording_kb:9.0f}"
         )
     return "\n".join(lines)
 

@@ -90,7 +90,9 @@ class Btf:
 
 def read_btf(path: Path) -> Btf:
     with path.open("rb") as file:
-        data = ELFFile(file).get_section_by_name(".BTF").data()
+        section = ELFFile(file).get_section_by_name(".BTF")
+        assert section is not None
+        data = section.data()
     header, types_at, types_size, names_at, _ = struct.unpack_from("<4xIIIII", data)
     names = data[header + names_at :]
 
@@ -164,8 +166,8 @@ SETTINGS = np.dtype(
 
 
 def layout(dtype: np.dtype[Any]) -> CStruct:
-    fields = dtype.fields or {}
-    return CStruct(dtype.itemsize, {name: int(field[1]) for name, field in fields.items()})
+    assert dtype.fields is not None
+    return CStruct(dtype.itemsize, {name: int(field[1]) for name, field in dtype.fields.items()})
 
 
 @pytest.mark.parametrize("name", [*LAYOUTS, "settings"])

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import unsupported
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import unsupported
 from ttftprof import recording
 from ttftprof.errors import OutputError, RecordingError, TtftprofError
 from ttftprof.events import EVENT, FILE_ROW, THREAD_ROW, Records
@@ -175,9 +175,7 @@ def test_a_recording_holds_what_was_written(tmp_path: Path) -> None:
     expected = np.concatenate([records(50 + n, seed=n) for n in range(3)])
     assert np.array_equal(contents["events"], expected)
     assert len(contents["threads"]) == 15
-    assert contents["facts"] == {
-        "file": [(n, {"path": "/m/ä b.gguf", "ino": n}) for n in range(3)]
-    }
+    assert contents["facts"] == {"file": [(n, {"path": "/m/ä b.gguf", "ino": n}) for n in range(3)]}
     assert contents["lost"] == {"events ring full": 3}
     assert contents["sources"] == [
         Source("block", "degraded", "no tracepoint", "queue depth is unknown")
@@ -268,7 +266,9 @@ while True:
 def killed_recording(path: Path, after: int, *no_wal: str) -> int:
     """A recording whose writer was killed in a transaction; the rows it had committed."""
     with subprocess.Popen(
-        [sys.executable, "-c", _ENDLESS_WRITER, str(path), *no_wal], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", _ENDLESS_WRITER, str(path), *no_wal],
+        stdout=subprocess.PIPE,
+        text=True,
     ) as writer:
         assert writer.stdout is not None
         committed = 0
@@ -282,9 +282,7 @@ def killed_recording(path: Path, after: int, *no_wal: str) -> int:
 
 
 @pytest.mark.parametrize("log", ["wal", "journal"])
-def test_kill_9_leaves_a_file_that_opens_with_every_committed_row(
-    tmp_path: Path, log: str
-) -> None:
+def test_kill_9_leaves_a_file_that_opens_with_every_committed_row(tmp_path: Path, log: str) -> None:
     path = tmp_path / "a.ttft"
     no_wal = [filesystem_of(tmp_path)] if log == "journal" else []
     committed = killed_recording(path, 2_000, *no_wal)
@@ -486,8 +484,8 @@ HOSTILE = {
     "a batch of too many": "INSERT INTO batches VALUES('events', 1, 1 << 40, 'columns+zlib', x'')",
     "an unknown encoding": "INSERT INTO batches VALUES('events', 1, 0, 'lzma', x'')",
     "a layout with an unknown field": "UPDATE layouts SET layout = replace(layout, 'tid', 'tjd')",
-    "a layout of objects": "UPDATE layouts SET layout = '[[\"tid\", \"|O\", []]]'",
-    "a layout too wide": "UPDATE layouts SET layout = '[[\"tid\", \"<u8\", [1000000000]]]'",
+    "a layout of objects": 'UPDATE layouts SET layout = \'[["tid", "|O", []]]\'',
+    "a layout too wide": 'UPDATE layouts SET layout = \'[["tid", "<u8", [1000000000]]]\'',
     "a layout that is a word": "UPDATE layouts SET layout = '\"tid\"'",
     "a stream that no version had": "INSERT INTO layouts VALUES('x', '[]')",
     "a table that is gone": "DROP TABLE lost",

@@ -1,4 +1,4 @@
-"""What a process asks of and about itself; apart from `processes`, for a runner has to start fast."""
+"""What a process asks of itself; apart from `processes`, for a runner has to start fast."""
 
 from __future__ import annotations
 

@@ -28,13 +28,17 @@ class SymbolMark:
         return self.row | (COOKIE_STACK_INT if self.stack_int else 0)
 
 
-# llama.cpp's C API (include/llama.h). The renamed ones kept their old symbol as a wrapper that calls
-# the new one: spans nest, and the analysis takes the outermost.
+# llama.cpp's C API (include/llama.h). The renamed ones kept their old symbol as a wrapper that
+# calls the new one: spans nest, and the analysis takes the outermost.
 SYMBOL_MARKS: tuple[SymbolMark, ...] = (
     SymbolMark(
         1,
         "model_load",
-        ("llama_model_load_from_file", "llama_model_load_from_splits", "llama_load_model_from_file"),
+        (
+            "llama_model_load_from_file",
+            "llama_model_load_from_splits",
+            "llama_load_model_from_file",
+        ),
     ),
     SymbolMark(2, "context_init", ("llama_init_from_model", "llama_new_context_with_model")),
     SymbolMark(3, "decode", ("llama_decode",), stack_int=True),
@@ -65,11 +69,21 @@ def _log(name: str, pattern: bytes, versions: str) -> LogMark:
 _LLAMA = "llama.cpp b4500 to b10434"
 LOG_MARKS: tuple[LogMark, ...] = (
     _log("fit_begin", rb"fitting params to (?:free|device) memory", _LLAMA),
-    _log("fit_end", rb"fitting params to (?:free|device) memory took (?P<s>[\d.]+) seconds", _LLAMA),
+    _log(
+        "fit_end", rb"fitting params to (?:free|device) memory took (?P<s>[\d.]+) seconds", _LLAMA
+    ),
     _log("load_begin", rb"load_tensors: loading model tensors", _LLAMA),
-    _log("context_begin", rb"llama_context: constructing llama_context|llama_new_context_with_model:", _LLAMA),
+    _log(
+        "context_begin",
+        rb"llama_context: constructing llama_context|llama_new_context_with_model:",
+        _LLAMA,
+    ),
     _log("warmup", rb"warming up the model with an empty run", _LLAMA),
-    _log("model_loaded", rb"(?:main|srv\s+\w+|load_model|llama_server): *(?:\|[^|]*\| *)?model loaded", _LLAMA),
+    _log(
+        "model_loaded",
+        rb"(?:main|srv\s+\w+|load_model|llama_server): *(?:\|[^|]*\| *)?model loaded",
+        _LLAMA,
+    ),
     _log("listening", rb"server is listening on|starting the main loop", _LLAMA),
     _log("slot_start", rb"launch_slot_", _LLAMA),
     _log(
@@ -78,9 +92,17 @@ LOG_MARKS: tuple[LogMark, ...] = (
         _LLAMA,
     ),
     _log("evicting", rb"evicting idle LRU name=(?P<model>\S+) to make room", "llama.cpp b7000 on"),
-    _log("spawning", rb"spawning server instance with name=(?P<model>\S+) on port (?P<port>\d+)", "llama.cpp b7000 on"),
+    _log(
+        "spawning",
+        rb"spawning server instance with name=(?P<model>\S+) on port (?P<port>\d+)",
+        "llama.cpp b7000 on",
+    ),
     _log("instance_exited", rb"instance name=(?P<model>\S+) exited", "llama.cpp b7000 on"),
-    _log("proxying", rb"proxying request to model (?P<model>\S+) on port (?P<port>\d+)", "llama.cpp b7000 on"),
+    _log(
+        "proxying",
+        rb"proxying request to model (?P<model>\S+) on port (?P<port>\d+)",
+        "llama.cpp b7000 on",
+    ),
     _log("full_reprocess", rb"forcing full prompt re-processing", _LLAMA),
     _log("cpu_fallback", rb"offloaded (?P<layers>\d+)/(?P<of>\d+) layers to GPU", _LLAMA),
 )

@@ -51,7 +51,6 @@ _PRINT = c.CFUNCTYPE(c.c_int, c.c_int, c.c_char_p, c.c_void_p)
 _libc = c.CDLL(None, use_errno=True)
 
 
-@_PRINT
 def _keep_message(level: int, fmt: bytes, args: int) -> int:
     """libbpf formats with a va_list; vsnprintf takes it as it comes."""
     if level > 1:  # debug
@@ -61,6 +60,9 @@ def _keep_message(level: int, fmt: bytes, args: int) -> int:
     _messages.append(buffer.value.decode(errors="replace").rstrip())
     del _messages[:-40]
     return 0
+
+
+_print_callback = _PRINT(_keep_message)  # kept: libbpf holds only its address
 
 
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
@@ -113,7 +115,7 @@ def library() -> c.CDLL:
         function = getattr(lib, name)
         function.restype = result
         function.argtypes = arguments
-    lib.libbpf_set_print(_keep_message)
+    lib.libbpf_set_print(_print_callback)
     return lib
 
 

@@ -1,7 +1,8 @@
 """Loads the probes, seeds the target and attaches.
 
 `ProbeSession` owns every kernel resource; closing it (or dying) takes all of it away. A probe that
-cannot be had is a `ProbeState` with the reason, never an exception, unless nothing works without it.
+cannot be had is a `ProbeState` with the reason, never an exception, unless
+nothing works without it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
 from ttftprof.errors import NotPermitted, Unsupported
 from ttftprof.events import CONTROL, FILE_SLOT, THREAD_SLOT
 from ttftprof.kernel import libbpf
@@ -122,7 +124,7 @@ class ProbeObject:
         if not path.exists():
             raise Unsupported(
                 f"the probes were not built ({path.name} is missing)",
-                next_step="install the package with clang and libbpf-dev present, or run scripts/setup",
+                next_step="run scripts/setup (it needs clang and libbpf-dev)",
             )
         lib = library()
         libbpf.forget_words()

@@ -37,8 +37,19 @@ def symbol_offsets(path: Path, names: set[str]) -> dict[str, int]:
             if table is None:
                 return {}
             return dict(_lookup(elf, table, names))
-    except (ELFError, OSError, ValueError, KeyError, IndexError, TypeError, AttributeError,
-            OverflowError, UnicodeError, AssertionError, MemoryError):
+    except (
+        ELFError,
+        OSError,
+        ValueError,
+        KeyError,
+        IndexError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        UnicodeError,
+        AssertionError,
+        MemoryError,
+    ):
         # Whatever a hostile or cut-off file makes the parser stumble over.
         return {}
 

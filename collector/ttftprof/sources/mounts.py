@@ -1,8 +1,7 @@
-"""Where a file lies: its mount in the namespace of the process that opened it, and its readahead."""
+"""Where a file lies: its mount, as the process that opened it sees it, and its readahead."""
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,7 +128,7 @@ def open_paths(pid: int, proc: Path = PROC) -> dict[int, list[str]]:
         try:
             path = str(entry.readlink())
             if path.startswith("/"):
-                found.setdefault(os.stat(entry).st_ino, []).append(path)
+                found.setdefault(entry.stat().st_ino, []).append(path)
         except OSError:
             continue
     return found

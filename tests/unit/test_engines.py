@@ -1,0 +1,255 @@
+"""What is known of servers: recognition, what of a command line is shown, and what lines mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ttftprof.engines.catalog import ENGINES, looks_like_weights, recognise, without_secrets
+from ttftprof.engines.markers import LOG_MARKS, MARK_NAMES, SYMBOL_MARKS, find_log_marks
+
+PYTHON = "/usr/bin/python3.11"
+SECRET = "sk-Zq83hVt0verySecret"
+
+
+@pytest.mark.parametrize(
+    ("exe", "argv", "engine"),
+    [
+        ("/opt/llama.cpp/build/bin/llama-server", ["llama-server", "-m", "x.gguf"], "llama.cpp"),
+        ("/usr/lib/ld.so", ["/opt/bin/llama-server", "--port", "1"], "llama.cpp"),
+        ("/usr/local/bin/ollama", ["ollama", "serve"], "ollama"),
+        ("/usr/local/bin/ollama", ["/usr/local/bin/ollama", "runner", "--port", "1"], "ollama"),
+        ("/usr/bin/llama-swap", ["llama-swap", "--config", "llama-server.yaml"], "llama-swap"),
+        (PYTHON, [PYTHON, "-m", "vllm.entrypoints.openai.api_server"], "vllm"),
+        (PYTHON, [PYTHON, "/opt/venv/bin/vllm", "serve", "Qwen/Qwen3-8B"], "vllm"),
+        (PYTHON, ["python3", "-m", "sglang.launch_server", "--port", "1"], "sglang"),
+        (PYTHON, ["python3", "/opt/venv/bin/transformers", "serve"], "transformers"),
+        (PYTHON, ["python3", "-m", "llama_cpp.server"], "llama-cpp-python"),
+        (PYTHON, ["python3", "koboldcpp.py", "--model", "x"], "koboldcpp"),
+        ("/usr/bin/text-generation-launcher", ["text-generation-launcher"], "tgi"),
+        (PYTHON, ["python3", "serve.py", "--model", "vllm-is-not-me"], None),
+        ("/usr/bin/bash", ["bash", "-c", "true"], None),
+        ("", [], None),
+    ],
+)
+def test_a_server_is_recognised_by_its_command_line(
+    exe: str, argv: list[str], engine: str | None
+) -> None:
+    found = recognise(exe, argv)
+    assert (found.name if found else None) == engine
+
+
+def test_engines_have_names_of_their_own() -> None:
+    assert len({e.name for e in ENGINES}) == len(ENGINES)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["llama-server", "--api-key", SECRET],
+        ["llama-server", f"--api-key={SECRET}"],
+        ["llama-server", "--hf-token", SECRET, "--port", "1"],
+        ["llama-server", f"--HF-TOKEN={SECRET}"],
+        ["koboldcpp", "--password", SECRET],
+        ["env", f"HF_TOKEN={SECRET}", "llama-server"],
+        ["env", f"MY_API_KEY={SECRET}", "llama-server"],
+        ["env", f"OPENAI_SECRET={SECRET}"],
+        ["sh", "-c", f"cd /srv && API_KEY={SECRET} llama-server"],
+        ["x", "--auth-credential", SECRET],
+        ["x", "--api-key", f"-{SECRET}"],
+        ["x", "--api-key", f"{SECRET} with spaces"],
+        ["x", f"--api-key=={SECRET}="],
+    ],
+)
+def test_secrets_are_never_shown(argv: list[str]) -> None:
+    shown = without_secrets(argv)
+    assert SECRET not in " ".join(shown)
+    assert len(shown) == len(argv)
+
+
+@pytest.mark.xfail(
+    reason="catalog.without_secrets knows one argument an option, and no shell words"
+)
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["llama-server", "-hft", SECRET],  # llama.cpp: short for --hf-token
+        ["vllm", "serve", "--api-key", "first", SECRET],  # vLLM takes several
+        ["sh", "-c", f"exec llama-server --api-key {SECRET} --port 1"],
+        ["x", "--header", f"Authorization: Bearer {SECRET}"],
+        ["x", "--endpoint", f"https://user:{SECRET}@host/"],
+    ],
+)
+def test_secrets_in_other_forms_are_never_shown(argv: list[str]) -> None:
+    assert SECRET not in " ".join(without_secrets(argv))
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["llama-server", "-m", "/models/key.gguf", "--port", "8080"],
+        ["llama-server", "--ctx-size", "4096", "-ngl", "99", "--alias", "a=b"],
+        ["llama-server", "--metrics", "--slots"],
+        [],
+    ],
+)
+def test_what_is_no_secret_is_shown(argv: list[str]) -> None:
+    assert without_secrets(argv) == argv
+
+
+def test_an_option_after_a_flag_that_sounds_secret_is_shown() -> None:
+    assert without_secrets(["x", "--no-auth", "--port", "1"]) == ["x", "--no-auth", "--port", "1"]
+
+
+@given(
+    st.sampled_from(["--api-key", "--hf-token", "--password", "-secret", "--MY-AUTH"]),
+    st.text(min_size=12).filter(lambda s: not s.startswith("--") and "•" not in s),
+    st.booleans(),
+    st.lists(st.sampled_from(["-m", "x.gguf", "--port", "1"]), max_size=3),
+)
+def test_no_value_of_a_secret_option_is_shown(
+    option: str, value: str, joined: bool, before: list[str]
+) -> None:
+    argv = [*before, f"{option}={value}"] if joined else [*before, option, value]
+    assert not any(value in argument for argument in without_secrets(argv))
+
+
+@pytest.mark.parametrize(
+    ("path", "weights"),
+    [
+        ("/models/Qwen3-8B-Q4_K_M.gguf", True),
+        ("/models/MODEL.GGUF", True),
+        ("/hub/model-00001-of-00002.safetensors", True),
+        ("/root/.ollama/models/blobs/sha256-2bada8a7450677000f678be90653b85d364de7db", True),
+        ("/root/.cache/huggingface/hub/models--a--b/blobs/0123456789abcdef", True),
+        ("/usr/lib/x86_64-linux-gnu/libstdc++.so.6", False),
+        ("/models/tokenizer.json", False),
+        ("inode 17", False),
+        ("", False),
+    ],
+)
+def test_weights_are_told_by_their_path(path: str, weights: bool) -> None:
+    assert looks_like_weights(path) is weights
+
+
+# -- log lines ------------------------------------------------------------------------------------
+
+Marks = list[tuple[str, dict[str, Any]]]
+
+
+@pytest.mark.parametrize(
+    ("line", "marks"),
+    [
+        # b10434
+        (b"0.01.634.099 I srv  llama_server: model loaded", [("model_loaded", {})]),
+        (
+            b"0.01.642.918 I slot launch_slot_: id  0 | task 0 | processing task, is_child = 0",
+            [("slot_start", {})],
+        ),
+        (
+            b"0.02.088.630 I slot print_timing: id  0 | task 0 | prompt eval time =     358.30 ms /"
+            b"    23 tokens (   15.58 ms per token,    64.19 tokens per second)",
+            [("prompt_eval", {"ms": 358.3, "tokens": 23})],
+        ),
+        (
+            b"0.00.033.857 I srv          load: spawning server instance with name=a on port 33675",
+            [("spawning", {"model": "a", "port": 33675})],
+        ),
+        (b"0.00.033.886 I srv          load: spawning server instance with args:", []),
+        (
+            b"0.14.1 W srv  ensure_model: evicting idle LRU name=model-a to make room for name=b",
+            [("evicting", {"model": "model-a"})],
+        ),
+        (
+            b"0.15.9 I srv    operator(): instance name=model-a exited with status 0",
+            [("instance_exited", {"model": "model-a"})],
+        ),
+        (
+            b"0.16.2 I srv  proxy_reques: proxying request to model model-b on port 48403",
+            [("proxying", {"model": "model-b", "port": 48403})],
+        ),
+        (
+            b"load_tensors: loading model tensors, this can take a while... (load_mode = none)",
+            [("load_begin", {})],
+        ),
+        (
+            b"common_fit_params: fitting params to device memory ...",
+            [("fit_begin", {})],
+        ),
+        (
+            b"common_fit_params: fitting params to free memory took 1.07 seconds",
+            [("fit_begin", {}), ("fit_end", {"s": 1.07})],
+        ),
+        # the generation before: mmap and direct_io named one by one
+        (
+            b"load_tensors: loading model tensors, this can take a while... "
+            b"(mmap = true, direct_io = false)",
+            [("load_begin", {})],
+        ),
+        (b"main: model loaded", [("model_loaded", {})]),
+        (b"main: server is listening on http://127.0.0.1:8080", [("listening", {})]),
+        (b"main: server is listening on http://127.0.0.1:8080 - starting the main loop",
+         [("listening", {})]),
+        # b4500
+        (
+            b"load_tensors: loading model tensors, this can take a while... (mmap = true)",
+            [("load_begin", {})],
+        ),
+        (b"llama_new_context_with_model: n_ctx      = 4096", [("context_begin", {})]),
+        (b"llama_context: constructing llama_context", [("context_begin", {})]),
+        (
+            b"common_init_from_params: warming up the model with an empty run - please wait ...",
+            [("warmup", {})],
+        ),
+        (
+            b"load_tensors: offloaded 0/33 layers to GPU",
+            [("cpu_fallback", {"layers": 0, "of": 33})],
+        ),
+        (
+            b"slot update_slots: id  0 | task 9 | forcing full prompt re-processing due to lack of "
+            b"cache data",
+            [("full_reprocess", {})],
+        ),
+        # nothing
+        (b"I like model loaded pasta", []),
+        (b"", []),
+        (b"\x00\xff" * 40, []),
+    ],
+)  # fmt: skip
+def test_a_line_means_what_it_says(line: bytes, marks: Marks) -> None:
+    assert find_log_marks(line + b"\n") == marks
+
+
+@pytest.mark.parametrize("port", [b"80", b"8080", b"48403"])
+def test_what_a_router_relays_was_stamped_at_its_source(port: bytes) -> None:
+    assert find_log_marks(b"[" + port + b"] 0.01.634.099 I srv  llama_server: model loaded\n") == []
+
+
+def test_one_write_may_hold_many_lines() -> None:
+    own, relayed = b"main: model loaded\r\n", b"[48403] main: model loaded\n"
+    names = [name for name, _ in find_log_marks(own + relayed + b"noise\n" + own)]
+    assert names == ["model_loaded", "model_loaded"]
+
+
+@given(st.binary(max_size=400))
+def test_no_bytes_make_it_stumble(chunk: bytes) -> None:
+    known = {mark.name for mark in LOG_MARKS}
+    assert {name for name, _ in find_log_marks(chunk)} <= known
+
+
+@given(st.sampled_from(LOG_MARKS), st.binary(max_size=200))
+def test_of_a_line_only_numbers_and_a_short_name_are_kept(mark: object, noise: bytes) -> None:
+    line = b"evicting idle LRU name=" + noise + b"x" * 300 + b" to make room"
+    for _, values in find_log_marks(line):
+        for key, value in values.items():
+            assert isinstance(value, (int, float)) or (key == "model" and len(value) <= 128)
+
+
+def test_calls_are_numbered_once() -> None:
+    assert len(MARK_NAMES) == len(SYMBOL_MARKS)
+    assert all(mark.cookie & 0xFFFF == mark.row for mark in SYMBOL_MARKS)
+    symbols = [symbol for mark in SYMBOL_MARKS for symbol in mark.symbols]
+    assert len(set(symbols)) == len(symbols)
