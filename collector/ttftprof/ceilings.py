@@ -19,7 +19,6 @@ import select
 import signal
 import statistics
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -47,11 +46,13 @@ _RAMP_SHARE = 0.2  # of a cell's time that is left out: bursts, slow start, the 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What one path's measurement may cost. `evict`: also measure ranges that are cached, which
-    are dropped for it and read back; `read_aheads_kb`: values to try."""
+    are dropped for it and read back. `quick`: only the cells that decide. `read_aheads_kb`: values
+    to try."""
 
     max_bytes: int = 1 << 30
     max_ns: int = 30 * NS_PER_S
     evict: bool = False
+    quick: bool = False
     read_aheads_kb: tuple[int, ...] = ()
 
 
@@ -73,8 +74,9 @@ class Measured:
     """One cell of the matrix; `not_measured` says why it has no figures.
 
     `bytes_per_second`: over the time in which all streams ran, the first fifth left out.
-    `requests`: what the program asked; for mmap, its major faults. Latencies are the program's,
-    one request from call to return.
+    Requests and latencies are the program's, one request from call to return; None for mmap, where
+    the kernel makes the requests and `major_faults` says how often the program had to wait for
+    one.
     """
 
     way: Way
@@ -85,6 +87,7 @@ class Measured:
     requests: int | None = None
     latency_p50_ns: int | None = None
     latency_p95_ns: int | None = None
+    major_faults: int | None = None
     not_measured: str = ""
     notes: tuple[str, ...] = ()
 
@@ -122,9 +125,9 @@ class Unanswered(Exception):
 # -- the plan --------------------------------------------------------------------------------------
 
 
-def matrix(read_aheads_kb: Sequence[int] = ()) -> list[Way]:
+def matrix(read_aheads_kb: Sequence[int] = (), quick: bool = False) -> list[Way]:
     """All cells, the most telling first: if the file is small, the last are left out."""
-    return [
+    telling = [
         Way("read", 1, MIB),
         Way("mmap", 1, None),
         Way("random", 1, RANDOM_BYTES),
@@ -133,6 +136,8 @@ def matrix(read_aheads_kb: Sequence[int] = ()) -> list[Way]:
         Way("direct", 4, MIB),
         *(Way("mmap", 1, None, kb) for kb in read_aheads_kb),
         *(Way("read", 1, MIB, kb) for kb in read_aheads_kb),
+    ]
+    others = [
         Way("read", 16, MIB),
         Way("read", 1, 4 * MIB),
         Way("read", 1, 64 * KIB),
@@ -141,6 +146,7 @@ def matrix(read_aheads_kb: Sequence[int] = ()) -> list[Way]:
         Way("read", 4, 4 * MIB),
         Way("read", 16, 4 * MIB),
     ]
+    return telling if quick else telling + others
 
 
 def _unit(way: Way) -> int:
@@ -194,13 +200,14 @@ def cut(extents: Iterable[Extent], sizes: Sequence[int]) -> list[list[Extent]]:
     rest = list(extents)[::-1]
     for size in sizes:
         mine: list[Extent] = []
-        while size > 0 and rest:
+        wanted = size
+        while wanted > 0 and rest:
             first = rest.pop()
-            taken = min(size, first.length)
+            taken = min(wanted, first.length)
             mine.append(replace(first, length=taken))
             if taken < first.length:
                 rest.append(Extent(first.file, first.start + taken, first.length - taken))
-            size -= taken
+            wanted -= taken
         dealt.append(mine)
     return dealt
 
@@ -439,18 +446,8 @@ def _touch(files: Sequence[OpenFile], extents: Sequence[Extent], until: int) -> 
 # -- one path --------------------------------------------------------------------------------------
 
 
-@dataclass
 class Session:
     """The measurement of one path; `results` grows, and is valid after an interruption too."""
-
-    weights: Weights
-    stack: Stack
-    limits: Limits
-    progress: Callable[[str], None]
-    results: list[Measured]
-    before: residency.CacheState
-    after: residency.CacheState | None = None
-    notes: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -460,7 +457,9 @@ class Session:
         progress: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.weights, self.stack, self.limits, self.progress = weights, stack, limits, progress
-        self.results = []
+        self.results: list[Measured] = []
+        self.after: residency.CacheState | None = None
+        self.notes: tuple[str, ...] = ()
         self._read = 0
         self._until = 0
         self._fds = [file.reopen(os.O_RDONLY | os.O_NONBLOCK) for file in weights.files]
@@ -492,7 +491,7 @@ class Session:
     def run(self) -> None:
         """Measures all cells there is room and time for, and puts the cache back."""
         self._until = now_ns() + self.limits.max_ns
-        ways = matrix(self.limits.read_aheads_kb)
+        ways = matrix(self.limits.read_aheads_kb, self.limits.quick)
         space = self.space()
         room = min(sum(e.length for e in space), self.limits.max_bytes)
         sizes = allot(ways, room)
@@ -516,12 +515,22 @@ class Session:
         if remaining < _LEAST_CELL_S * NS_PER_S:
             self._add(Measured(way, None, not_measured="no time was left for it"))
             return
-        until = now_ns() + max(remaining // cells_left, int(_LEAST_CELL_S * NS_PER_S))
+        slot = max(remaining // cells_left, int(_LEAST_CELL_S * NS_PER_S))
+        if (alone := self._one_round_ns(way)) > 2 * slot:
+            why = f"one request per stream alone would take about {alone / NS_PER_S:.1f} s"
+            self._add(Measured(way, None, not_measured=why))
+            return
+        until = now_ns() + slot
         with self._readahead_of(way) as why:
             if why:
                 self._add(Measured(way, None, not_measured=why))
             else:
                 self._measure(way, extents, until)
+
+    def _one_round_ns(self, way: Way) -> int:
+        """How long one request of every stream takes at the best rate seen so far."""
+        best = max((m.bytes_per_second or 0.0 for m in self.results if _is_storage(m)), default=0.0)
+        return round((way.request_bytes or MIB) * way.streams / best * NS_PER_S) if best else 0
 
     @contextmanager
     def _readahead_of(self, way: Way) -> Iterator[str]:
@@ -565,8 +574,13 @@ class Session:
             return _figures(way, force, _read_by_threads(files, way, extents, until, tick))
         found = _touch_by_mmap(files, extents, until, tick)
         measured = _figures(way, force, [[Sample(*s) for s in found["samples"]]])
-        faults = int(found["major_faults"])
-        return replace(measured, requests=faults, latency_p50_ns=None, latency_p95_ns=None)
+        return replace(
+            measured,
+            requests=None,
+            latency_p50_ns=None,
+            latency_p95_ns=None,
+            major_faults=int(found["major_faults"]),
+        )
 
     def _readahead_in_force(self, way: Way) -> int | None:
         if way.method in ("direct", "random"):
@@ -628,13 +642,17 @@ class Session:
                 residency.read_back(fd, [(low, high)])
 
     def _add(self, measured: Measured) -> None:
-        self._read += measured.bytes_read if measured.way.method != "cached" else 0
+        self._read += measured.bytes_read if _is_storage(measured) else 0
         self.results.append(measured)
 
     @property
     def bytes_read(self) -> int:
         """What all cells read from storage."""
         return self._read
+
+
+def _is_storage(measured: Measured) -> bool:
+    return measured.way.method != "cached"
 
 
 def _nothing() -> None:

@@ -31,7 +31,7 @@ def set_readahead(file: Path, kib: int) -> Iterator[str]:
     try:
         try:
             file.write_text(f"{kib}\n")
-            ours = file.read_text().strip()
+            guard.ours = ours = file.read_text().strip()
         except OSError as error:
             yield f"{file} cannot be written: {error.strerror}"
             return
@@ -45,6 +45,7 @@ class _Guard:
 
     def __init__(self, file: Path, old: str, pid: int, pipe: int) -> None:
         self._file, self._old, self._pid, self._pipe = file, old, pid, pipe
+        self.ours: str | None = None
 
     @classmethod
     def start(cls, file: Path, old: str) -> _Guard:
@@ -63,7 +64,8 @@ class _Guard:
     def put_back(self) -> None:
         held = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         try:
-            _write(self._file, self._old)
+            if self.ours is None or self._file.read_text().strip() == self.ours:
+                _write(self._file, self._old)
             os.write(self._pipe, b"d")
             os.close(self._pipe)
             os.waitpid(self._pid, 0)

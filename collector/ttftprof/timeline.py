@@ -6,20 +6,24 @@ connection with request) and concludes nothing. Times are CLOCK_MONOTONIC nanose
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ttftprof.engines.catalog import looks_like_weights
+from ttftprof.engines.markers import SYMBOL_MARKS
+from ttftprof.errors import RecordingError
 from ttftprof.events import Kind, Records, Wait
 from ttftprof.recording import Reader, Source
 from ttftprof.sources.http import BEGAN_BEFORE
 
 Ints = npt.NDArray[np.int64]
-FOREVER = np.iinfo(np.int64).max
+FOREVER = int(np.iinfo(np.int64).max)
+_IMPOSSIBLE_NS = 1 << 62  # 146 years of uptime: no clock says so, only a damaged record
 
 
 @dataclass(slots=True)
@@ -136,14 +140,19 @@ class FileFacts:
 
     def at(self, name: str, ns: int) -> float:
         """A running counter at a moment: linear between snapshots, 0 before the first."""
-        if not len(self.rows):
+        after = int(np.searchsorted(self.rows["ns"], max(ns, 0), side="right"))
+        if after == 0:
             return 0.0
-        stamps = self.rows["ns"].astype(np.float64)
-        return float(np.interp(float(ns), stamps, self.rows[name].astype(np.float64), left=0.0))
+        before = float(self.rows[name][after - 1])
+        if after == len(self.rows):
+            return before
+        began, ended = int(self.rows["ns"][after - 1]), int(self.rows["ns"][after])
+        grown = float(self.rows[name][after]) - before
+        return before + grown * (ns - began) / (ended - began)
 
     def delta(self, name: str, start_ns: int, end_ns: int) -> int:
         """How much a counter grew in an interval."""
-        return round(self.at(name, end_ns) - self.at(name, start_ns))
+        return max(round(self.at(name, end_ns) - self.at(name, start_ns)), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,31 +194,69 @@ class Timeline:
 
 def build(reader: Reader) -> Timeline:
     """Reads a whole recording. Raises `RecordingError` if it cannot be read."""
+    try:
+        return _build(reader)
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise RecordingError(
+            f"{reader.path} is damaged or was cut short (a fact makes no sense: {error!r})",
+            f"sqlite3 {reader.path} .recover shows what is left",
+        ) from error
+
+
+def _build(reader: Reader) -> Timeline:
     meta = reader.meta
-    events = reader.stream("events")
+    events = _possible(reader.stream("events"), "start_ns", "duration_ns")
     events = events[np.argsort(events["start_ns"], kind="stable")]
     by_kind = {kind: events[events["kind"] == kind] for kind in Kind}
-    threads = reader.stream("threads")
-    start_ns = int(meta.get("start_ns") or (events["start_ns"][0] if len(events) else 0))
-    end_ns = int(meta.get("end_ns") or _last_stamp(events, threads, start_ns))
+    threads = _possible(reader.stream("threads"), "ns", "since_ns", "off_ns")
+    threads = threads[np.argsort(threads["ns"], kind="stable")]
+    start_ns = _stamp(meta.get("start_ns") or (events["start_ns"][0] if len(events) else 0))
+    armed_ns = _stamp(meta.get("armed_ns") or start_ns)
+    end_ns = _stamp(meta.get("end_ns") or _last_stamp(events, threads, start_ns))
     return Timeline(
         meta=meta,
         complete=bool(meta.get("complete")),
         sources=tuple(reader.sources()),
         lost=reader.lost(),
         start_ns=start_ns,
-        armed_ns=int(meta.get("armed_ns") or start_ns),
+        armed_ns=armed_ns,
         end_ns=end_ns,
         page_bytes=int((meta.get("host") or {}).get("page_bytes") or 4096),
         processes=_processes(reader, by_kind),
-        waits=_waits(by_kind, threads, end_ns),
+        waits=_waits(by_kind, threads, armed_ns, end_ns),
         calls=tuple(_calls(by_kind, {int(k): v for k, v in (meta.get("marks") or {}).items()})),
         marks=tuple(_marks(reader)),
-        exchanges=tuple(_exchanges(reader, by_kind)),
+        exchanges=tuple(_exchanges(reader, by_kind, armed_ns)),
         files=_files(reader),
         events=by_kind,
-        thread_rows=_by_tgid(threads),
+        thread_rows={tgid: rows for (tgid,), rows in split_by(threads, "tgid").items()},
     )
+
+
+def _possible(records: Records, *stamps: str) -> Records:
+    """The records without those whose stamps no clock ever showed."""
+    impossible = np.zeros(len(records), bool)
+    for name in stamps:
+        impossible |= records[name] >= _IMPOSSIBLE_NS
+    return records[~impossible] if impossible.any() else records
+
+
+def _stamp(value: Any) -> int:
+    if not 0 <= int(value) < _IMPOSSIBLE_NS:
+        raise ValueError(f"no moment: {value}")
+    return int(value)
+
+
+def split_by(records: Records, *fields: str) -> dict[tuple[int, ...], Records]:
+    """The records by the values of some fields, each part in the order in which they came."""
+    if not len(records):
+        return {}
+    records = records[np.lexsort([records[name] for name in reversed(fields)])]
+    changes = np.zeros(len(records) - 1, bool)
+    for name in fields:
+        changes |= records[name][1:] != records[name][:-1]
+    parts = np.split(records, np.flatnonzero(changes) + 1)
+    return {tuple(int(part[name][0]) for name in fields): part for part in parts}
 
 
 def _last_stamp(events: Records, threads: Records, otherwise: int) -> int:
@@ -219,10 +266,6 @@ def _last_stamp(events: Records, threads: Records, otherwise: int) -> int:
     if len(threads):
         stamps.append(int(threads["ns"].max()))
     return max(stamps)
-
-
-def _by_tgid(threads: Records) -> dict[int, Records]:
-    return {int(t): threads[threads["tgid"] == t] for t in np.unique(threads["tgid"])}
 
 
 # -- processes ------------------------------------------------------------------------------------
@@ -259,7 +302,10 @@ def _apply(lives: dict[int, list[Process]], kind: Kind, event: Any, ns: int) -> 
     tgid, tid = int(event["tgid"]), int(event["tid"])
     if kind == Kind.FORK:
         if tid == tgid:
-            lives.setdefault(tgid, []).append(Process(tgid, parent=int(event["a"]), fork_ns=ns))
+            of_pid = lives.setdefault(tgid, [])
+            if of_pid and of_pid[-1].gone_ns == FOREVER:
+                of_pid[-1].end_ns = ns  # its exit was not seen; by now its pid is another's
+            of_pid.append(Process(tgid, parent=int(event["a"]), fork_ns=ns))
     elif kind == Kind.EXEC:
         _life(lives, tgid).exec_ns = ns
     elif kind == Kind.PROCESS_EXIT:
@@ -273,41 +319,76 @@ def _apply(lives: dict[int, list[Process]], kind: Kind, event: Any, ns: int) -> 
 # -- threads --------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class _ThreadLife:
+    """One thread; its id may be another's before and after. `row`: its last snapshot, if any."""
+
+    tid: int
+    tgid: int
+    since_ns: int
+    dead_ns: int
+    row: Any
+
+
 def _waits(
-    by_kind: Mapping[Kind, Records], threads: Records, end_ns: int
+    by_kind: Mapping[Kind, Records], threads: Records, armed_ns: int, end_ns: int
 ) -> dict[int, Sequence[Waits]]:
     """Every tracked thread, with the wait it was still in when recording ended."""
-    offcpu = by_kind[Kind.OFFCPU]
-    ended = {
-        int(e["tid"]): (int(e["start_ns"]), int(e["start_ns"] + e["duration_ns"]))
-        for e in by_kind[Kind.THREAD_END]
+    parts = {tid: own for (tid,), own in split_by(by_kind[Kind.OFFCPU], "tid").items()}
+    nothing = by_kind[Kind.OFFCPU][:0]
+    found: dict[int, list[Waits]] = {}
+    for tid, lives in _thread_lives(by_kind, threads, parts).items():
+        own = parts.get(tid, nothing)
+        cuts = np.searchsorted(own["start_ns"], [life.since_ns for life in lives[1:]])
+        for life, waits in zip(lives, np.split(own, cuts), strict=True):
+            born_ns = life.since_ns if life.since_ns > armed_ns else 0
+            found.setdefault(life.tgid, []).append(_waits_of(life, waits, born_ns, end_ns))
+    return {tgid: tuple(ws) for tgid, ws in found.items()}
+
+
+def _thread_lives(
+    by_kind: Mapping[Kind, Records], threads: Records, waits: Mapping[int, Records]
+) -> dict[int, list[_ThreadLife]]:
+    """{thread id: its lives, oldest first}. Snapshots and ends name a life by when it began."""
+    rows: dict[tuple[int, ...], Any] = {
+        key: own[-1] for key, own in split_by(threads, "tid", "since_ns").items()
+    }
+    ends: dict[tuple[int, ...], Any] = {
+        (int(e["tid"]), int(e["start_ns"])): e for e in by_kind[Kind.THREAD_END]
     }
     births = {int(e["tid"]): int(e["start_ns"]) for e in by_kind[Kind.FORK]}
-    owners = {int(r["tid"]): int(r["tgid"]) for r in threads}
-    owners |= {int(e["tid"]): int(e["tgid"]) for e in offcpu}
-    last_rows = {int(r["tid"]): r for r in threads}
-    order = np.argsort(offcpu["tid"], kind="stable")
-    offcpu = offcpu[order]
-    tids, firsts = np.unique(offcpu["tid"], return_index=True)
-    parts = dict(zip(tids.tolist(), np.split(offcpu, firsts[1:]), strict=True)) if len(tids) else {}
-    found: dict[int, list[Waits]] = {}
-    for tid, tgid in owners.items():
-        own = parts.get(tid, offcpu[:0])
-        own = _with_open_wait(own, last_rows.get(tid), tid not in ended, end_ns)
-        found.setdefault(tgid, []).append(
-            Waits(
-                tid=tid,
-                tgid=tgid,
-                start_ns=own["start_ns"].astype(np.int64),
-                end_ns=(own["start_ns"] + own["duration_ns"]).astype(np.int64),
-                reason=own["flags"].astype(np.uint16),
-                dev=own["dev"].astype(np.uint32),
-                ino=own["ino"].astype(np.uint64),
-                born_ns=births.get(tid, 0),
-                dead_ns=ended[tid][1] if tid in ended else FOREVER,
-            )
-        )
-    return {tgid: tuple(ws) for tgid, ws in found.items()}
+    lives: dict[int, list[_ThreadLife]] = {}
+    for tid, since_ns in sorted({*rows, *ends}):
+        row, end = rows.get((tid, since_ns)), ends.get((tid, since_ns))
+        tgid = int((row if row is not None else end)["tgid"])
+        dead_ns = FOREVER if end is None else since_ns + int(end["duration_ns"])
+        lives.setdefault(tid, []).append(_ThreadLife(tid, tgid, since_ns, dead_ns, row))
+    for tid in waits.keys() - lives.keys():
+        tgid = int(waits[tid]["tgid"][-1])
+        lives[tid] = [_ThreadLife(tid, tgid, births.get(tid, 0), FOREVER, None)]
+    return {tid: _ended_by_the_next(of_tid) for tid, of_tid in lives.items()}
+
+
+def _ended_by_the_next(lives: list[_ThreadLife]) -> list[_ThreadLife]:
+    """A life whose end was not seen ended at the latest when its id was another's."""
+    pairs = pairwise(lives)
+    ended = [replace(one, dead_ns=min(one.dead_ns, after.since_ns)) for one, after in pairs]
+    return [*ended, lives[-1]]
+
+
+def _waits_of(life: _ThreadLife, own: Records, born_ns: int, end_ns: int) -> Waits:
+    own = _with_open_wait(own, life.row, life.dead_ns == FOREVER, end_ns)
+    return Waits(
+        tid=life.tid,
+        tgid=life.tgid,
+        start_ns=own["start_ns"].astype(np.int64),
+        end_ns=(own["start_ns"] + own["duration_ns"]).astype(np.int64),
+        reason=own["flags"].astype(np.uint16),
+        dev=own["dev"].astype(np.uint32),
+        ino=own["ino"].astype(np.uint64),
+        born_ns=born_ns,
+        dead_ns=life.dead_ns,
+    )
 
 
 def _with_open_wait(own: Records, row: Any, alive: bool, end_ns: int) -> Records:
@@ -320,7 +401,7 @@ def _with_open_wait(own: Records, row: Any, alive: bool, end_ns: int) -> Records
     extra = np.zeros(1, own.dtype)
     extra["start_ns"] = began
     extra["duration_ns"] = max(end_ns - began, 0)
-    extra["flags"] = row["off_reason"]
+    extra["flags"] = row["off_reason"] & 0xFFFF
     if int(row["off_reason"]) == Wait.STORAGE:
         extra["dev"], extra["ino"] = row["file_dev"], row["file_ino"]
     return np.concatenate([own, extra])
@@ -329,15 +410,22 @@ def _with_open_wait(own: Records, row: Any, alive: bool, end_ns: int) -> Records
 # -- marks ----------------------------------------------------------------------------------------
 
 
+# How deep calls of one mark can nest: its names may call one another, not themselves.
+_DEPTH = {mark.row: len(mark.symbols) for mark in SYMBOL_MARKS}
+
+
 def _calls(by_kind: Mapping[Kind, Records], names: Mapping[int, str]) -> Iterator[Call]:
     """Pairs enters with exits by thread and mark; of nested ones the outermost is kept."""
     both = np.concatenate([by_kind[Kind.MARK_ENTER], by_kind[Kind.MARK_EXIT]])
     both = both[np.argsort(both["start_ns"], kind="stable")]
-    open_calls: dict[tuple[int, int], list[Any]] = {}
+    open_calls: dict[tuple[int, int, int], list[Any]] = {}
     for event in both:
-        key = (int(event["tid"]), int(event["flags"]))
+        key = (int(event["tgid"]), int(event["tid"]), int(event["flags"]))
         stack = open_calls.setdefault(key, [])
         if int(event["kind"]) == Kind.MARK_ENTER:
+            if len(stack) == _DEPTH.get(key[-1]):  # the return was lost, or thrown over
+                yield _call(stack[0], names, FOREVER)
+                stack.clear()
             stack.append(event)
         elif stack:
             enter = stack.pop()
@@ -356,7 +444,7 @@ def _call(enter: Any, names: Mapping[int, str], end_ns: int) -> Call:
         tid=int(enter["tid"]),
         start_ns=int(enter["start_ns"]),
         end_ns=end_ns,
-        value=int(np.int64(enter["a"])),
+        value=int(enter["a"].astype(np.int64)),
     )
 
 
@@ -368,59 +456,88 @@ def _marks(reader: Reader) -> Iterator[Mark]:
 
 # -- requests -------------------------------------------------------------------------------------
 
-_CARRIED = (
-    "request_end_ns", "headers_ns", "first_token_ns", "end_ns", "model", "streamed", "status",
-    "prompt_tokens", "cached_tokens", "completion_tokens",
-)  # fmt: skip
+_STAMPS = ("request_end_ns", "headers_ns", "first_token_ns", "end_ns")
+_COUNTS = ("status", "prompt_tokens", "cached_tokens", "completion_tokens")
 
 
-def _exchanges(reader: Reader, by_kind: Mapping[Kind, Records]) -> Iterator[Exchange]:
-    clients = client_ports(by_kind)
-    armed_ns = int(reader.meta.get("armed_ns") or 0)
-    facts = sorted((fact for _, fact in reader.facts("exchange")), key=lambda f: int(f["start_ns"]))
-    for fact in facts:
+def _exchanges(
+    reader: Reader, by_kind: Mapping[Kind, Records], armed_ns: int
+) -> Iterator[Exchange]:
+    facts = [fact for _, fact in reader.facts("exchange")]
+    clients = _Clients(by_kind, {int(fact["local_port"]) for fact in facts})
+    for fact in sorted(facts, key=lambda f: int(f["start_ns"])):
         unseen = BEGAN_BEFORE in (fact.get("notes") or ())
+        began_ns = _stamp(fact["start_ns"])
+        stamps = {name: _whole(fact.get(name), began_ns) for name in _STAMPS}
+        local_port, remote_port = int(fact["local_port"]), int(fact["remote_port"])
         yield Exchange(
             tgid=int(fact["tgid"]),
             tid=int(fact["tid"]),
             socket=int(fact["socket"]),
-            local_port=int(fact["local_port"]),
-            remote_port=int(fact["remote_port"]),
+            local_port=local_port,
+            remote_port=remote_port,
             # It was under way when recording began: all that is known is that it waited from then.
-            start_ns=min(armed_ns, int(fact["start_ns"])) if unseen else int(fact["start_ns"]),
+            start_ns=min(armed_ns, began_ns) if unseen else began_ns,
             method=str(fact.get("method", "")),
             endpoint=str(fact.get("endpoint", "")),
+            model=None if fact.get("model") is None else str(fact["model"]),
+            streamed=None if fact.get("streamed") is None else bool(fact["streamed"]),
             generates=bool(fact.get("generates")) or (unseen and bool(fact.get("first_token_ns"))),
             prompt_bytes=int(fact.get("prompt_bytes") or 0),
-            timings=dict(fact.get("timings") or {}),
+            timings=_timings(fact.get("timings")),
             outcome=str(fact.get("outcome", "incomplete")),
-            notes=tuple(fact.get("notes") or ()),
-            from_target=int(fact["remote_port"]) in clients,
-            **{name: fact.get(name) for name in _CARRIED},
+            notes=tuple(map(str, fact.get("notes") or ())),
+            from_target=clients.has(local_port, remote_port),
+            **stamps,
+            **{name: _whole(fact.get(name)) for name in _COUNTS},
         )
 
 
-def client_ports(by_kind: Mapping[Kind, Records]) -> set[int]:
-    """Local ports of the connections that processes of the target opened."""
-    both = np.concatenate([by_kind[Kind.CONNECT]["a"], by_kind[Kind.FORWARD]["a"]])
-    return {int(ports) >> 16 for ports in both if int(ports) >> 16}
+def _timings(told: Any) -> dict[str, float]:
+    pairs = told.items() if isinstance(told, dict) else ()
+    return {str(k): v for k, v in pairs if isinstance(v, (int, float)) and 0 <= v < 1e18}
+
+
+def _whole(value: Any, at_least: int = 0) -> int | None:
+    """The number if it can be one of this fact's, else None: nothing in a file is trusted."""
+    fits = isinstance(value, int) and at_least <= value < _IMPOSSIBLE_NS
+    return value if fits else None
+
+
+class _Clients:
+    """The connections that processes of the target opened.
+
+    A port alone says little: another host, or another destination, gives out the same numbers. The
+    far port tells too, unless nothing of the target serves it: then it was translated on the way.
+    """
+
+    def __init__(self, by_kind: Mapping[Kind, Records], served: set[int]) -> None:
+        both = np.concatenate([by_kind[Kind.CONNECT]["a"], by_kind[Kind.FORWARD]["a"]])
+        self._ends = {(int(a) >> 16, int(a) & 0xFFFF) for a in np.unique(both) if int(a) >> 16}
+        self._translated = {near for near, far in self._ends if far not in served}
+
+    def has(self, local_port: int, remote_port: int) -> bool:
+        """Whether such a connection has these ports, seen from the server."""
+        return (remote_port, local_port) in self._ends or remote_port in self._translated
 
 
 # -- files ----------------------------------------------------------------------------------------
 
 
 def _files(reader: Reader) -> dict[tuple[int, int], FileFacts]:
-    rows = reader.stream("files")
+    rows = _possible(reader.stream("files"), "ns")
+    rows = rows[np.argsort(rows["ns"], kind="stable")]
+    parts = split_by(rows, "dev", "ino")
     named = {(int(f["dev"]), int(f["ino"])): f for _, f in reader.facts("file")}
     found: dict[tuple[int, int], FileFacts] = {}
-    for key in sorted({*named, *((int(r["dev"]), int(r["ino"])) for r in _one_each(rows))}):
-        own = rows[(rows["dev"] == key[0]) & (rows["ino"] == key[1])]
-        fact = named.get(key, {})
-        path = str(fact.get("path") or f"inode {key[1]}")
+    for dev, ino in sorted({*named, *parts}):
+        own = parts.get((dev, ino), rows[:0])
+        fact = named.get((dev, ino), {})
+        path = str(fact.get("path") or f"inode {ino}")
         size = int(own["size_bytes"].max()) if len(own) else int(fact.get("size_bytes") or 0)
-        found[key] = FileFacts(
-            dev=key[0],
-            ino=key[1],
+        found[dev, ino] = FileFacts(
+            dev=dev,
+            ino=ino,
             path=path,
             size_bytes=size,
             fstype=fact.get("fstype"),
@@ -431,11 +548,3 @@ def _files(reader: Reader) -> dict[tuple[int, int], FileFacts]:
             is_weights=looks_like_weights(path),
         )
     return found
-
-
-def _one_each(rows: Records) -> Iterable[Any]:
-    """One row of every file."""
-    if not len(rows):
-        return []
-    _, first = np.unique(rows[["dev", "ino"]], return_index=True)
-    return list(rows[first])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kernel.support import Recording, recording
-from lab.llama_server import LlamaServer, Reply, ServerFailed
+from lab.llama_server import LlamaServer, Reply
 from lab.page_cache import drop_cache, fill_cache
 from ttftprof.model import FileUse, Report, Request
 
@@ -22,7 +21,7 @@ STORAGE_ERROR = 0.01
 FIGURE_ERROR = 0.03  # against the server's own figures
 FIGURE_NOISE_NS = 5_000_000
 HAND_OVER_NS = 25_000_000  # parsing, template, tokens and a thread to wake, on busy cores
-ATTEMPTS = 3  # the client's own stamp comes late when others use the cores
+ATTEMPTS = 5  # the client's own stamp comes late when others use the cores
 PROMPT = "Say in one word what a page fault is."
 
 
@@ -137,28 +136,3 @@ def test_restart_with_another_model(models_dir: Path, tmp_path: Path) -> None:
     (answered,) = [r for r in report.requests if r.first_token_ns is not None]
     assert answered.ttft_ns == pytest.approx(reply.ttft_ns, abs=5 * CLIENT_ERROR_NS)
     check_exact(answered)
-
-
-def test_attached_in_mid_switch_says_what_it_cannot_know(models_dir: Path, tmp_path: Path) -> None:
-    with LlamaServer.router(models_dir) as server:
-        server.chat("a", "hello")
-        drop_cache(models_dir / "b.gguf")
-        failures: list[ServerFailed] = []
-
-        def ask() -> None:
-            try:
-                server.chat("b", PROMPT * 60)
-            except ServerFailed as error:
-                failures.append(error)
-
-        asking = threading.Thread(target=ask)
-        asking.start()
-        time.sleep(0.05)
-        with recording(tmp_path / "late.ttft", "--pid", str(server.pid)) as seen:
-            asking.join()
-            time.sleep(0.2)
-    assert not failures
-    (request,) = seen.report().requests
-    assert request.first_token_ns is not None
-    assert sum(request.phase_totals().values()) == request.ttft_ns
-    assert any("began before recording" in note for note in request.notes)

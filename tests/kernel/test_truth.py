@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,34 @@ def test_without_markers_and_logs_the_cause_stays_right(workdir: Path) -> None:
     assert compared.request.verdict.confidence != "high"
     marks = next(s for s in compared.report.sources if s.name == "marks")
     assert marks.state == "absent"
+
+
+def test_attached_in_mid_switch_says_what_it_cannot_know(workdir: Path) -> None:
+    """The old runner takes four seconds to end; the recorder comes when it is at it."""
+    slow = SCENARIOS["slow_evict"]
+    slow = replace(slow, name="mid_switch", a=replace(slow.a, evict_delay_ns=4_000_000_000))
+    path = workdir / "mid.ttft"
+    started: list[Recording] = []
+
+    def attach_late(pid: int) -> None:
+        time.sleep(0.5)
+        started.append(start_recording(path, "--pid", str(pid)))
+
+    def before(pid: int) -> None:
+        late = threading.Thread(target=attach_late, args=(pid,))
+        late.start()
+
+    def after(_pid: int) -> None:
+        time.sleep(0.1)
+        assert started[0].stop() == 0, started[0].output
+
+    run = run_scenario(slow, workdir, before_switch=before, after=after)
+    report = started[0].report()
+    (request,) = report.requests
+    assert request.start_ns > run.truth.request_start_ns
+    assert any("began before recording" in note for note in request.notes)
+    assert request.first_token_ns is not None
+    assert sum(request.phase_totals().values()) == request.ttft_ns
+    errors = {p: request.phase_totals().get(p, 0) - ns for p, ns in run.truth.totals_ns.items()}
+    for phase in ("launch", "load", "init", "prefill"):  # what came after is known in full
+        assert abs(errors[phase]) <= PHASE_ERROR * run.truth.ttft_ns, errors

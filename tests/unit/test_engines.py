@@ -240,8 +240,8 @@ def test_no_bytes_make_it_stumble(chunk: bytes) -> None:
     assert {name for name, _ in find_log_marks(chunk)} <= known
 
 
-@given(st.sampled_from(LOG_MARKS), st.binary(max_size=200))
-def test_of_a_line_only_numbers_and_a_short_name_are_kept(mark: object, noise: bytes) -> None:
+@given(st.binary(max_size=200))
+def test_of_a_line_only_numbers_and_a_short_name_are_kept(noise: bytes) -> None:
     line = b"evicting idle LRU name=" + noise + b"x" * 300 + b" to make room"
     for _, values in find_log_marks(line):
         for key, value in values.items():

@@ -169,7 +169,10 @@ def test_a_client_that_gives_up_is_no_complete_request(
     small_server: tuple[Server, ServerConfig],
 ) -> None:
     server, config = small_server
-    request = ChatRequest(server.port, "a", "gone", prompt_tokens=2000, timeout_s=0.05)
+    # Long enough for the front to be sending when the kernel has learnt that nobody listens.
+    request = ChatRequest(
+        server.port, "a", "gone", prompt_tokens=2000, max_tokens=1000, timeout_s=0.05
+    )
     assert chat(request).outcome == "timeout"
     assert chat(ChatRequest(server.port, "a", "next")).outcome == "ok"
     by_id = {truth.request_id: truth for truth in await_truth(config.truth_path, {"next"})}

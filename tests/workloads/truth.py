@@ -65,7 +65,7 @@ class TruthRequest:
     request_start_ns: int
     first_token_ns: int
     switched: bool
-    complete: bool  # False where the client went away after the first token had been sent
+    complete: bool  # the whole answer was sent; False where the client went away meanwhile
     runner_pid: int
     prompt_tokens: int
     edges: tuple[Edge, ...]

@@ -18,6 +18,7 @@ _COMMANDS = {
     "report": "ttftprof.cli.report",
     "dump": "ttftprof.cli.dump",
     "doctor": "ttftprof.cli.doctor",
+    "storage": "ttftprof.cli.storage",
     "completion": "ttftprof.cli.completion",
 }
 

@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from elftools.common.exceptions import ELFError
+from elftools.elf.elffile import ELFFile
+
 from ttftprof.engines.markers import SYMBOL_MARKS, SymbolMark
 from ttftprof.kernel.libbpf import BpfError
 from ttftprof.sources.processes import PROC
@@ -25,9 +28,6 @@ def symbol_offsets(path: Path, names: set[str]) -> dict[str, int]:
 
     Empty for what is not an ELF file with a dynamic symbol table, or a damaged one.
     """
-    from elftools.common.exceptions import ELFError
-    from elftools.elf.elffile import ELFFile
-
     try:
         with path.open("rb") as file:
             if file.read(4) != b"\x7fELF" or os.fstat(file.fileno()).st_size > MAX_LIBRARY_BYTES:

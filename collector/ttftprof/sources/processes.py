@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from ttftprof.engines.catalog import recognise, without_secrets
 
 PROC = Path("/proc")
@@ -133,8 +135,6 @@ def descendants(roots: set[int], proc: Path = PROC) -> set[int]:
 
 def listening_ports(pids: set[int]) -> dict[int, int]:
     """{TCP port: pid} of the sockets these processes listen on."""
-    import psutil
-
     ports: dict[int, int] = {}
     for pid in pids:
         try:
