@@ -53,6 +53,24 @@ static __always_inline struct page *page_head(struct page *page)
 	return head & 1 ? (struct page *)(head - 1) : page;
 }
 
+/* FUSE keeps folios since 6.13, pages before. */
+struct fuse_args_pages___before_6_13 {
+	struct page **pages;
+} __attribute__((preserve_access_index));
+
+static __always_inline struct address_space *fuse_mapping(struct fuse_args_pages *ap)
+{
+	struct page *first = 0;
+	void *all = 0;
+
+	if (bpf_core_field_exists(ap->folios))
+		all = BPF_CORE_READ(ap, folios);
+	else
+		all = BPF_CORE_READ((struct fuse_args_pages___before_6_13 *)ap, pages);
+	bpf_probe_read_kernel(&first, sizeof(first), all);
+	return first ? BPF_CORE_READ(page_head(first), mapping) : 0;
+}
+
 /* System call number and arguments, as they still stand in the registers when
  * the call returns. */
 #if defined(__TARGET_ARCH_x86)

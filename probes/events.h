@@ -47,6 +47,9 @@ enum event_kind {
 	EVENT_CONNECT = 20,	/* the target opened a connection: ino = socket, a = ports */
 	EVENT_ACCEPT = 21,	/* the target took a connection: ino = socket, a = ports */
 	EVENT_HELD = 22,	/* mapped or open when recording began: a = size_bytes, b = cached pages, flags bit 0 = open */
+	EVENT_REMOTE = 23,	/* one read asked of a server or daemon: start = handed over, flags = enum remote_flag, a = bytes asked << 32 | got, b = offset, dev/ino = file */
+	EVENT_REMOTE_SPLIT = 24, /* of the REMOTE with its start, tid and file: duration = sent to answered, a = ns before it was sent, b = ns in all by its transport's own count, flags = times sent */
+	EVENT_REMOTE_STARVED = 25, /* no credit to send with: flags = enum remote_flag, a = credits left, b = requests in flight */
 };
 
 /* Why a thread was off the CPU. The order is that of the short-wait counters. */
@@ -74,6 +77,37 @@ enum mmap_flag {
 enum read_flag {
 	READ_DIRECT = 1 << 0,
 	READ_IO_URING = 1 << 1,
+};
+
+/* Who was asked, in the low bits, and how it went. */
+enum remote_flag {
+	REMOTE_NFS = 1,
+	REMOTE_SMB = 2,
+	REMOTE_FUSE = 3,
+	REMOTE_NETFS = 4, /* 9P, Ceph, AFS */
+	REMOTE_FAMILY = 0xf,
+	REMOTE_FAILED = 1 << 4,
+	REMOTE_UNANSWERED = 1 << 5, /* when recording ended; set by the collector */
+	REMOTE_DIRECT = 1 << 6,	    /* past the page cache */
+};
+
+/* A read that waits for its answer. What the collector finds of these at the end
+ * was never answered. */
+struct remote_request {
+	u64 start_ns;
+	u64 sent_ns;
+	u64 queue_ns;
+	u64 wire_ns;
+	u64 execute_ns;
+	u64 ino;
+	u64 offset;
+	u32 dev;
+	u32 bytes;
+	u32 tid;
+	u32 tgid;
+	u16 flags; /* enum remote_flag */
+	u16 times_sent;
+	u32 pad;
 };
 
 /* What a sampled tick found a thread doing on the CPU. */
@@ -133,6 +167,8 @@ struct file_slot {
 	u64 mmaps;
 	u64 short_wait_ns; /* waits for its pages too short for a record */
 	u64 touch_jiffies; /* last page-cache activity; jiffies cost no clock read */
+	u64 readahead_asks; /* times a remote file system was asked to read ahead */
+	u64 readahead_pages;
 };
 
 /* A record of variable length in the text ring. */
@@ -172,6 +208,7 @@ enum lost {
 	LOST_THREADS = 2,
 	LOST_FILES = 3,
 	LOST_BLOCK = 4,
+	LOST_REMOTE = 5,
 	LOST_KINDS = 8,
 };
 

@@ -82,6 +82,7 @@ struct pt_regs {
 
 struct super_block {
 	u32 s_dev;
+	unsigned long s_magic;
 };
 
 struct address_space;
@@ -249,6 +250,91 @@ struct kernel_siginfo;
 struct io_ring_ctx;
 struct bpf_perf_event_data;
 
+/* Of modules: sunrpc, nfs, fuse, netfs. */
+struct rpc_rqst {
+	int rq_ntrans;
+};
+
+struct rpc_task {
+	void *tk_calldata;
+	struct rpc_rqst *tk_rqstp;
+};
+
+struct nfs_pgio_args {
+	u64 offset;
+	u32 count;
+};
+
+struct nfs_pgio_res {
+	u32 count; /* the low half where it is 64 bits wide */
+};
+
+struct nfs_direct_req;
+struct nfs_pgio_header {
+	struct inode *inode;
+	struct nfs_direct_req *dreq;
+	int error;
+	struct nfs_pgio_args args;
+	struct nfs_pgio_res res;
+};
+
+struct fuse_in_arg {
+	unsigned int size;
+	const void *value;
+};
+
+struct fuse_args {
+	u32 opcode;
+	struct fuse_in_arg in_args[3];
+};
+
+struct fuse_args_pages {
+	struct fuse_args args;
+	struct folio **folios;
+};
+
+struct kiocb {
+	struct file *ki_filp;
+};
+
+struct fuse_io_priv {
+	struct kiocb *iocb;
+};
+
+struct fuse_io_args {
+	struct fuse_args_pages ap;
+	struct fuse_io_priv *io;
+};
+
+struct fuse_out_header {
+	u32 len;
+	s32 error;
+};
+
+struct fuse_req {
+	struct fuse_args *args;
+	struct {
+		struct fuse_out_header h;
+	} out;
+};
+
+/* Only the names matter: the values are those of the running kernel. */
+enum netfs_sreq_trace { netfs_sreq_trace_submit = 4, netfs_sreq_trace_terminated = 5 };
+enum netfs_io_source { NETFS_DOWNLOAD_FROM_SERVER = 1 };
+
+struct netfs_io_request {
+	struct inode *inode;
+};
+
+struct netfs_io_subrequest {
+	struct netfs_io_request *rreq;
+	long long start;
+	unsigned long len;
+	unsigned long transferred;
+	short error;
+	enum netfs_io_source source;
+};
+
 enum pageflags { PG_head = 6 };
 
 #pragma clang attribute pop
@@ -264,4 +350,11 @@ struct user_msghdr {
 	int msg_namelen;
 	struct iovec *msg_iov;
 	unsigned long msg_iovlen;
+};
+
+/* The body of a FUSE read: fixed by the protocol. */
+struct fuse_read_in {
+	u64 fh;
+	u64 offset;
+	u32 size;
 };

@@ -23,8 +23,7 @@ struct {
 	__type(value, struct uring_read);
 } uring_reads SEC(".maps");
 
-SEC("tp_btf/io_uring_submit_req")
-int BPF_PROG(uring__submit, struct io_kiocb *req)
+static __always_inline int submit(struct io_kiocb *req)
 {
 	u8 op = req->opcode;
 
@@ -56,15 +55,27 @@ int BPF_PROG(uring__submit, struct io_kiocb *req)
 	return 0;
 }
 
-SEC("tp_btf/io_uring_complete")
-int BPF_PROG(uring__complete, struct io_ring_ctx *ring, void *req, struct io_uring_cqe *cqe)
+/* Two shapes of each hook; the loader keeps the one that the kernel has. Submission
+ * was renamed in 6.4, and completion passed its result itself until 6.14. */
+SEC("tp_btf/io_uring_submit_req")
+int BPF_PROG(uring__submit, struct io_kiocb *req)
+{
+	return submit(req);
+}
+
+SEC("tp_btf/io_uring_submit_sqe")
+int BPF_PROG(uring__submit_sqe, struct io_kiocb *req, bool must_not_block)
+{
+	return submit(req);
+}
+
+static __always_inline int complete(void *req, s32 bytes)
 {
 	u64 key = (u64)req;
 	struct uring_read *r = bpf_map_lookup_elem(&uring_reads, &key);
 
 	if (!r)
 		return 0;
-	s32 bytes = cqe->res;
 	struct file_slot *f = file_find(r->dev, r->ino);
 	if (f && bytes >= 0) {
 		__sync_fetch_and_add(&f->reads, 1);
@@ -85,4 +96,16 @@ int BPF_PROG(uring__complete, struct io_ring_ctx *ring, void *req, struct io_uri
 	}
 	bpf_map_delete_elem(&uring_reads, &key);
 	return 0;
+}
+
+SEC("tp_btf/io_uring_complete")
+int BPF_PROG(uring__complete, struct io_ring_ctx *ring, void *req, struct io_uring_cqe *cqe)
+{
+	return complete(req, cqe->res);
+}
+
+SEC("tp_btf/io_uring_complete")
+int BPF_PROG(uring__complete_result, void *ring, void *req, u64 user_data, int result)
+{
+	return complete(req, result);
 }

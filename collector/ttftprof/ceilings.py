@@ -19,6 +19,7 @@ import select
 import signal
 import statistics
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -76,7 +77,7 @@ class Measured:
     `bytes_per_second`: over the time in which all streams ran, the first fifth left out.
     Requests and latencies are the program's, one request from call to return; None for mmap, where
     the kernel makes the requests and `major_faults` says how often the program had to wait for
-    one.
+    one. `cpu_ns`: processor time of the reading thread or process; for several streams, their sum.
     """
 
     way: Way
@@ -88,6 +89,7 @@ class Measured:
     latency_p50_ns: int | None = None
     latency_p95_ns: int | None = None
     major_faults: int | None = None
+    cpu_ns: int | None = None
     not_measured: str = ""
     notes: tuple[str, ...] = ()
 
@@ -108,6 +110,15 @@ class Sample:
     start_ns: int
     end_ns: int
     got: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What one cell's reading gave, stream by stream."""
+
+    streams: Sequence[Sequence[Sample]]
+    cpu_ns: int
+    major_faults: int | None = None
 
 
 class Interrupted(BaseException):
@@ -241,20 +252,23 @@ def steady_rate(streams: Sequence[Sequence[Sample]]) -> float | None:
     return sum(s.got for s in inside) / spent * NS_PER_S if spent > 0 else None
 
 
-def _figures(way: Way, read_ahead_kb: int | None, streams: Sequence[Sequence[Sample]]) -> Measured:
-    samples = [s for stream in streams for s in stream]
+def _figures(way: Way, read_ahead_kb: int | None, taken: _Taken) -> Measured:
+    samples = [s for stream in taken.streams for s in stream]
     if not samples:
         return Measured(way, read_ahead_kb, not_measured="not one request ended in its time")
     waits = sorted(s.end_ns - s.start_ns for s in samples)
+    asks = way.method != "mmap"
     return Measured(
         way=way,
         read_ahead_kb=read_ahead_kb,
         bytes_read=sum(s.got for s in samples),
         elapsed_ns=max(s.end_ns for s in samples) - min(s.start_ns for s in samples),
-        bytes_per_second=steady_rate(streams),
-        requests=len(samples),
-        latency_p50_ns=round(statistics.median(waits)),
-        latency_p95_ns=waits[min(len(waits) * 95 // 100, len(waits) - 1)],
+        bytes_per_second=steady_rate(taken.streams),
+        requests=len(samples) if asks else None,
+        latency_p50_ns=round(statistics.median(waits)) if asks else None,
+        latency_p95_ns=waits[min(len(waits) * 95 // 100, len(waits) - 1)] if asks else None,
+        major_faults=taken.major_faults,
+        cpu_ns=taken.cpu_ns,
     )
 
 
@@ -273,6 +287,7 @@ class _Stream(threading.Thread):
         self.samples: list[Sample] = []
         self.error: OSError | None = None
         self.stop = False
+        self.cpu_ns = 0
         self._files, self._way, self._extents, self._until = files, way, extents, until
 
     def run(self) -> None:
@@ -283,6 +298,7 @@ class _Stream(threading.Thread):
         except OSError as error:
             self.error = error
         finally:
+            self.cpu_ns = time.thread_time_ns()
             for fd in fds.values():
                 os.close(fd)
 
@@ -327,7 +343,7 @@ def _read_by_threads(
     extents: Sequence[Extent],
     until: int,
     tick: Callable[[], None],
-) -> list[list[Sample]]:
+) -> _Taken:
     parts = [_scattered(extents)] if way.method == "random" else _split(extents, way.streams)
     streams = [_Stream(files, way, part, until) for part in parts]
     try:
@@ -343,7 +359,7 @@ def _read_by_threads(
     for stream in streams:
         if stream.error is not None:
             raise stream.error
-    return [stream.samples for stream in streams]
+    return _Taken([stream.samples for stream in streams], sum(s.cpu_ns for s in streams))
 
 
 def _wait_for(streams: Sequence[_Stream], until: int, tick: Callable[[], None]) -> None:
@@ -359,8 +375,12 @@ def _wait_for(streams: Sequence[_Stream], until: int, tick: Callable[[], None]) 
 
 
 def _touch_by_mmap(
-    files: Sequence[OpenFile], extents: Sequence[Extent], until: int, tick: Callable[[], None]
-) -> dict[str, Any]:
+    files: Sequence[OpenFile],
+    _way: Way,
+    extents: Sequence[Extent],
+    until: int,
+    tick: Callable[[], None],
+) -> _Taken:
     """Copies the extents out of a map, in a child: what a fault does to a process (SIGBUS where the
     file became shorter, a wait that no signal ends) then happens to the child."""
     ready, write_end = os.pipe()
@@ -382,7 +402,8 @@ def _touch_by_mmap(
     found: dict[str, Any] = json.loads(answer)
     if "errno" in found:
         raise OSError(found["errno"], found["message"])
-    return found
+    streams = [[Sample(*sample) for sample in found["samples"]]]
+    return _Taken(streams, found["cpu_ns"], found["major_faults"])
 
 
 def _answer_of(fd: int, until: int, tick: Callable[[], None]) -> bytes:
@@ -426,7 +447,7 @@ def _touch(files: Sequence[OpenFile], extents: Sequence[Extent], until: int) -> 
     buffer.write(bytes(_STEP))  # its own faults come before the count
     target = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
     samples: list[tuple[int, int, int]] = []
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+    faults, cpu = resource.getrusage(resource.RUSAGE_SELF).ru_majflt, time.process_time_ns()
     for extent in extents:
         fd = files[extent.file].reopen()
         mapping = Mapping.of(fd, extent.start, extent.length)
@@ -439,8 +460,11 @@ def _touch(files: Sequence[OpenFile], extents: Sequence[Extent], until: int) -> 
             samples.append((begin, now_ns(), step))
         mapping.close()
         os.close(fd)
-    faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt - before
-    return {"samples": samples, "major_faults": faults}
+    return {
+        "samples": samples,
+        "major_faults": resource.getrusage(resource.RUSAGE_SELF).ru_majflt - faults,
+        "cpu_ns": time.process_time_ns() - cpu,
+    }
 
 
 # -- one path --------------------------------------------------------------------------------------
@@ -507,8 +531,7 @@ class Session:
 
     def _cell(self, way: Way, extents: list[Extent], cells_left: int) -> None:
         if not extents:
-            least = _bounds(way)[0]
-            why = f"too little to measure on: it takes {least >> 20} MiB of its own"
+            why = "too little of the file, or of --max-bytes, is left for a range of its own"
             self._add(Measured(way, None, not_measured=why))
             return
         remaining = self._until - now_ns()
@@ -570,17 +593,8 @@ class Session:
             self.progress(describe(way))
 
         tick()
-        if way.method != "mmap":
-            return _figures(way, force, _read_by_threads(files, way, extents, until, tick))
-        found = _touch_by_mmap(files, extents, until, tick)
-        measured = _figures(way, force, [[Sample(*s) for s in found["samples"]]])
-        return replace(
-            measured,
-            requests=None,
-            latency_p50_ns=None,
-            latency_p95_ns=None,
-            major_faults=int(found["major_faults"]),
-        )
+        read = _touch_by_mmap if way.method == "mmap" else _read_by_threads
+        return _figures(way, force, read(files, way, extents, until, tick))
 
     def _readahead_in_force(self, way: Way) -> int | None:
         if way.method in ("direct", "random"):
@@ -673,18 +687,11 @@ def size_name(size_bytes: int) -> str:
 
 
 def describe(way: Way) -> str:
-    """`read, 4 streams × 1 MiB`"""
-    names = {
-        "read": "read",
-        "direct": "O_DIRECT",
-        "mmap": "mmap, page by page",
-        "random": "random 4 KiB",
-        "cached": "from the page cache",
-    }
-    text = names[way.method]
-    if way.request_bytes is not None and way.method != "random":
-        plural = "s" if way.streams > 1 else ""
-        text += f", {way.streams} stream{plural} × {size_name(way.request_bytes)}"
+    """`read 4 × 1 MiB`: streams × size of a request."""
+    names = {"direct": "O_DIRECT", "random": "random read", "cached": "from page cache"}
+    text = names.get(way.method, way.method)
+    if way.request_bytes is not None:
+        text += f" {way.streams} × {size_name(way.request_bytes)}"
     return text if way.read_ahead_kb is None else f"{text}, readahead {way.read_ahead_kb} KiB"
 
 

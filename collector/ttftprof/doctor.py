@@ -348,7 +348,7 @@ def try_probes() -> dict[str, ProbeState]:
     try:
         session.load()
         session.attach()
-        return dict(session.states)
+        return session.states | session.if_needed
     finally:
         session.close()
 
@@ -357,7 +357,9 @@ def known_tracepoints(probes: Sequence[Probe] = PROBES) -> dict[str, bool]:
     """Whether this kernel's BTF has each tracepoint the probes need."""
     kernel = KernelTypes()
     try:
-        return {n: kernel.has_tracepoint(n) for probe in probes for n, _ in probe.needs}
+        return {
+            n: kernel.has_tracepoint(n, probe.modules) for probe in probes for n, _ in probe.needs
+        }
     finally:
         kernel.close()
 

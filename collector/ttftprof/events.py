@@ -81,8 +81,30 @@ FILE_SLOT = np.dtype(
         ("mmaps", "<u8"),
         ("short_wait_ns", "<u8"),
         ("touch_jiffies", "<u8"),
+        ("readahead_asks", "<u8"),
+        ("readahead_pages", "<u8"),
     ]
 )
+
+REMOTE_REQUEST = np.dtype(
+    [
+        ("start_ns", "<u8"),
+        ("sent_ns", "<u8"),
+        ("queue_ns", "<u8"),
+        ("wire_ns", "<u8"),
+        ("execute_ns", "<u8"),
+        ("ino", "<u8"),
+        ("offset", "<u8"),
+        ("dev", "<u4"),
+        ("bytes", "<u4"),
+        ("tid", "<u4"),
+        ("tgid", "<u4"),
+        ("flags", "<u2"),
+        ("times_sent", "<u2"),
+        ("pad", "<u4"),
+    ]
+)
+REMOTE_KEY_BYTES = 24  # struct remote_key of probes/remote.bpf.h
 
 TEXT = np.dtype(
     [
@@ -156,6 +178,9 @@ class Kind(IntEnum):
     CONNECT = 20
     ACCEPT = 21
     HELD = 22
+    REMOTE = 23
+    REMOTE_SPLIT = 24
+    REMOTE_STARVED = 25
 
 
 class Wait(IntEnum):
@@ -203,6 +228,26 @@ class ReadFlag(IntEnum):
     IO_URING = 2
 
 
+class RemoteFlag(IntEnum):
+    """`enum remote_flag`; its low four bits are a `Family`."""
+
+    FAILED = 16
+    UNANSWERED = 32
+    DIRECT = 64
+
+
+class Family(IntEnum):
+    """Who a remote read was asked of."""
+
+    NFS = 1
+    SMB = 2
+    FUSE = 3
+    NETFS = 4
+
+
+FAMILY_MASK = 0xF
+
+
 # `enum lost`, in order; the words of the reports.
 LOST = (
     "events ring full",
@@ -210,6 +255,7 @@ LOST = (
     "threads not followed",
     "files not followed",
     "block requests not followed",
+    "remote requests not followed",
 )
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from ttftprof.events import Kind, MmapFlag, Records
 from ttftprof.model import Evidence, Phase
+from ttftprof.sources.http import BEGAN_BEFORE
 from ttftprof.timeline import FOREVER, Call, Exchange, FileFacts, Process, Timeline
 
 OBSERVED, INFERRED = "observed", "inferred"
@@ -86,7 +87,8 @@ def requests_of(timeline: Timeline) -> list[Served]:
 
 def _behind(timeline: Timeline, front: Exchange, backs: Sequence[Exchange]) -> Exchange | None:
     """The request that the front's process sent on for this one: after it, over a connection of
-    its own, the same body size if possible; the earliest of those."""
+    its own, the same body size if possible; the earliest of those. A front may try again until the
+    server takes it: if it got an answer, the one that was answered."""
     ports = _ports_opened_by(timeline, front.tgid)
     ended = front.end_ns or FOREVER
     fitting = [
@@ -96,6 +98,8 @@ def _behind(timeline: Timeline, front: Exchange, backs: Sequence[Exchange]) -> E
     ]
     same = [b for b in fitting if b.prompt_bytes == front.prompt_bytes] or fitting
     same = [b for b in same if b.model == front.model] or same
+    if front.first_token_ns is not None:
+        same = [b for b in same if b.first_token_ns is not None] or same
     return min(same, key=lambda b: b.start_ns, default=None)
 
 
@@ -121,7 +125,7 @@ def start_up(timeline: Timeline, served: Served) -> StartUp | None:
 def start_up_of(timeline: Timeline, process: Process, before_ns: int) -> StartUp:
     """How a process came to serve what it loaded last before a moment."""
     load = _weights_call(timeline, process, before_ns)
-    weights = _weights_file(timeline, process, before_ns)
+    weights = _weights_file(timeline, process, load, before_ns)
     load_begin, load_end = _load_edges(timeline, process, load, weights, before_ns)
     began = None
     if process.exec_ns is not None:
@@ -138,9 +142,18 @@ def _work_begins(timeline: Timeline, served: Served) -> int:
     """The latest moment at which the server can have become able to serve this request."""
     if served.back is not None:
         return served.back.start_ns
-    # The server itself took the request, perhaps long after it had arrived.
-    accepted = _accepted_ns(timeline, served.front)
-    return max(accepted or served.front.start_ns, served.front.start_ns)
+    begins_ns = _taken_ns(timeline, served.front)
+    # A load that the server begins with the request in hand is what the request waits for.
+    reloads = any(
+        begins_ns <= c.start_ns < served.last_ns
+        for c in timeline.calls_of(served.server, "model_load")
+    )
+    return served.last_ns if reloads else begins_ns
+
+
+def _taken_ns(timeline: Timeline, exchange: Exchange) -> int:
+    """When the server itself took the request, perhaps long after it had arrived."""
+    return max(_accepted_ns(timeline, exchange) or 0, exchange.start_ns)
 
 
 def _accepted_ns(timeline: Timeline, exchange: Exchange) -> int | None:
@@ -161,21 +174,42 @@ def _weights_call(timeline: Timeline, process: Process, before_ns: int) -> Call 
     return loads[-1] if loads else None
 
 
-def _weights_file(timeline: Timeline, process: Process, before_ns: int) -> FileFacts | None:
-    """The biggest file of weights the process opened or mapped; else the biggest file at all, if
-    it is no library."""
+def _weights_file(
+    timeline: Timeline, process: Process, load: Call | None, before_ns: int
+) -> FileFacts | None:
+    """The biggest file of weights the process opened or mapped, in its load if that is known; else
+    the biggest file at all, if it is no library."""
+    inside = (
+        _files_used(timeline, process, load.start_ns, min(load.end_ns, before_ns)) if load else []
+    )
+    files = [f for f in inside if f.is_weights]
+    files = files or _files_used(timeline, process, process.start_ns, before_ns)
+    named = [f for f in files if f.is_weights]
+    plain = [f for f in files if _may_be_weights(f)]
+    return max(named or plain, key=lambda f: f.size_bytes, default=None)
+
+
+def _may_be_weights(file: FileFacts) -> bool:
+    return file.is_weights or (".so" not in file.path and file.size_bytes >= 8 << 20)
+
+
+def _files_used(
+    timeline: Timeline, process: Process, start_ns: int, end_ns: int
+) -> list[FileFacts]:
+    """The followed files that a process opened, mapped as data or read in an interval."""
     used: dict[tuple[int, int], int] = {}
-    for kind in (Kind.OPEN, Kind.MMAP, Kind.READ, Kind.HELD):
+    for kind in _FILE_USES:
         records = timeline.of_kind(kind)
-        mask = (records["tgid"] == process.tgid) & (records["start_ns"] < before_ns)
+        mask = (records["tgid"] == process.tgid) & (records["start_ns"] < end_ns)
+        mask &= records["start_ns"] >= start_ns
         if kind == Kind.MMAP:
             mask &= (records["flags"] & MmapFlag.EXEC) == 0
         for dev, ino in np.unique(records[mask][["dev", "ino"]]):
             used[int(dev), int(ino)] = 1
-    files = [timeline.files[key] for key in used if key in timeline.files]
-    named = [f for f in files if f.is_weights]
-    plain = [f for f in files if ".so" not in f.path and f.size_bytes >= 8 << 20]
-    return max(named or plain, key=lambda f: f.size_bytes, default=None)
+    return [timeline.files[key] for key in used if key in timeline.files]
+
+
+_FILE_USES = (Kind.OPEN, Kind.MMAP, Kind.READ, Kind.HELD)
 
 
 def _load_edges(
@@ -195,9 +229,25 @@ def _load_edges(
         return begin, Edge(
             call.end_ns, OBSERVED, Evidence("call", "llama_model_load returned", took, "ns")
         )
-    if weights is None:
-        return None, None
+    under_way = _load_before_recording(timeline, process, before_ns)
+    if under_way is not None or weights is None:
+        return None, under_way
     return _load_edges_by_file(timeline, process, weights, before_ns)
+
+
+def _load_before_recording(timeline: Timeline, process: Process, before_ns: int) -> Edge | None:
+    """The end of a load that was under way when recording began: a context was made, though no
+    load was seen to begin."""
+    if process.exec_ns is not None:
+        return None
+    made = [c for c in timeline.calls_of(process.tgid, "context_init") if c.start_ns < before_ns]
+    if not made:
+        return None
+    return Edge(
+        made[0].start_ns,
+        INFERRED,
+        Evidence("call", "a context was made; its load began before recording did"),
+    )
 
 
 def _load_edges_by_file(
@@ -262,8 +312,10 @@ def _last_weight_touch(
         if len(late):
             ends.append(int((late["start_ns"] + late["duration_ns"]).max()))
     rows = weights.rows[(weights.rows["ns"] > after_ns) & (weights.rows["ns"] < before_ns)]
-    activity = rows["added_pages"] + rows["faults"] + rows["map_arounds"]
-    grew = np.flatnonzero(np.diff(activity.astype(np.int64), prepend=0))
+    activity = (rows["added_pages"] + rows["faults"] + rows["map_arounds"]).astype(np.int64)
+    earlier = weights.rows[weights.rows["ns"] <= after_ns][-1:]
+    before = (earlier["added_pages"] + earlier["faults"] + earlier["map_arounds"]).astype(np.int64)
+    grew = np.flatnonzero(np.diff(activity, prepend=before if len(before) else 0))
     if len(grew) and not (len(reads) and not len(maps)):
         ends.append(int(rows["ns"][grew[-1]]))
     return Edge(
@@ -273,14 +325,16 @@ def _last_weight_touch(
     )
 
 
-def _first_answered_ns(timeline: Timeline, process: Process) -> int:
-    """When the first request came that the process answered with text; FOREVER if none did."""
-    answered = (
-        e.start_ns
+def _first_answered_ns(timeline: Timeline, process: Process, after_ns: int = 0) -> int:
+    """When the process took the first request that it answered with text after a moment; FOREVER
+    if it answered none."""
+    after_ns = max(after_ns, process.start_ns)
+    taken = (
+        _taken_ns(timeline, e)
         for e in timeline.exchanges
-        if e.tgid == process.tgid and e.first_token_ns is not None
+        if e.tgid == process.tgid and after_ns <= (e.first_token_ns or -1) <= process.gone_ns
     )
-    return min(answered, default=FOREVER)
+    return min(taken, default=FOREVER)
 
 
 def _ready(timeline: Timeline, process: Process, after: Edge | None, before_ns: int) -> Edge | None:
@@ -294,13 +348,15 @@ def _ready(timeline: Timeline, process: Process, after: Edge | None, before_ns: 
             return Edge(
                 mark.ns, OBSERVED, Evidence("log", "the server said that the model is loaded")
             )
-    first_answered_ns = _first_answered_ns(timeline, process)
-    # Calls before any request: context and warm-up. Later decodes are somebody's answer.
+    first_answered_ns = _first_answered_ns(timeline, process, after_ns)
+    # Contexts are made and run empty. Once a request was taken, a decode is somebody's answer.
     calls = [
         c
         for name in ("context_init", "decode", "encode")
         for c in timeline.calls_of(process.tgid, name)
-        if after_ns <= c.start_ns < first_answered_ns and c.end_ns <= before_ns
+        if after_ns <= c.start_ns
+        and c.end_ns <= before_ns
+        and (name == "context_init" or c.start_ns < first_answered_ns)
     ]
     if calls:
         last = max(calls, key=lambda c: c.end_ns)
@@ -377,12 +433,22 @@ class Started:
 def starts_of(timeline: Timeline, everyone: Sequence[Served]) -> list[Started]:
     """Start-ups that no request of the recording waited for, oldest first."""
     found = []
-    for lives in timeline.processes.values():
-        for life in lives:
+    for tgid in _loaders(timeline) & timeline.processes.keys():
+        for life in timeline.processes[tgid]:
             started = _started(timeline, life) if life.exec_ns is not None else None
             if started is not None and not _waited_for(started, everyone):
                 found.append(started)
     return sorted(found, key=lambda s: s.start.process.start_ns)
+
+
+def _loaders(timeline: Timeline) -> set[int]:
+    """Processes that may have loaded a model: of thousands that come and go, few."""
+    found = {c.tgid for c in timeline.calls if c.name == "model_load"}
+    inodes = [f.ino for f in timeline.files.values() if _may_be_weights(f)]
+    for kind in _FILE_USES:
+        records = timeline.of_kind(kind)
+        found |= set(np.unique(records["tgid"][np.isin(records["ino"], inodes)]).tolist())
+    return found
 
 
 def _waited_for(started: Started, everyone: Sequence[Served]) -> bool:
@@ -411,7 +477,7 @@ def _started(timeline: Timeline, process: Process) -> Started | None:
     cutter.until("load", start.load_end)
     cutter.until("init", start.ready)
     cutter.rest("unexplained", INFERRED, Evidence("analysis", "the start was not seen to its end"))
-    return Started(start, old, tuple(cutter.phases))
+    return Started(start, old, tuple(cutter.phases)) if cutter.phases else None
 
 
 _RESTART_NS = 120_000_000_000  # an older end belongs to no restart
@@ -505,8 +571,10 @@ def _before_ready(
     elif _started_for_another(served, start, everyone):
         cutter.until("queue", start.ready or start.load_end)
         return
-    elif start.load_begin is not None and start.load_begin.ns > front.start_ns and not start.began:
-        _evict_inside(timeline, served, start, cutter)
+    elif start.load_begin is not None and _was_serving(
+        timeline, served, start.process, start.load_begin.ns
+    ):
+        _evict_inside(timeline, served, start.load_begin, everyone, cutter)
     cutter.until("launch", start.load_begin)
     cutter.until("load", start.load_end)
     cutter.until("init", start.ready)
@@ -514,12 +582,26 @@ def _before_ready(
 
 def _started_for_another(served: Served, start: StartUp, everyone: Sequence[Served]) -> bool:
     """The load was under way for an earlier request that waits for the same process."""
-    began = start.began or start.load_begin
-    return began is not None and any(
-        other.server == served.server and other.front.start_ns <= began.ns <= served.front.start_ns
+    begun = [edge.ns for edge in (start.began, start.load_begin) if edge is not None]
+    return any(
+        other.front.start_ns <= ns <= min(served.front.start_ns, other.last_ns)
         for other in everyone
-        if other is not served
+        if other is not served and other.server == served.server
+        for ns in begun
     )
+
+
+def _was_serving(timeline: Timeline, served: Served, process: Process, load_ns: int) -> bool:
+    """Whether the process had another model when the request came, which made room for its own:
+    it had answered with it, or freed what it had loaded before recording began."""
+    if load_ns <= served.front.start_ns:
+        return False
+    if _first_answered_ns(timeline, process) < served.front.start_ns:
+        return True
+    frees = _frees(timeline, served, load_ns)
+    loads = timeline.calls_of(process.tgid, "model_load")
+    # A start-up's memory-fit pass frees what it has just loaded.
+    return process.exec_ns is None and bool(frees) and frees[0].start_ns < loads[0].start_ns
 
 
 def _evict(
@@ -533,9 +615,11 @@ def _evict(
     assert start.began is not None
     old = _evicted(timeline, served, start)
     if old is None:
-        blocked = _blocked_until(served, everyone, start.began.ns)
-        cutter.until("queue", blocked)
-        cutter.until("launch", start.began, INFERRED)
+        cutter.until("queue", _blocked_until(served, everyone, start.began.ns))
+        if start.began.ns - cutter.at_ns <= _ACTS_WITHIN_NS:
+            cutter.until("queue", start.began, INFERRED)
+        else:
+            cutter.until("unexplained", start.began, INFERRED)
         return
     first = _first_act(timeline, served.front.start_ns, old)
     blocked = _blocked_until(served, everyone, first.ns if first else start.began.ns)
@@ -554,9 +638,15 @@ def _evicted(timeline: Timeline, served: Served, start: StartUp) -> Process | No
         for life in lives
         if life.tgid not in ours
         and served.front.start_ns <= life.gone_ns <= start.began.ns
-        and _held_a_model(timeline, life)
+        and (_held_a_model(timeline, life) or _is_runner_of(served.front.tgid, life))
     ]
     return max(gone, key=lambda p: p.gone_ns, default=None)
+
+
+def _is_runner_of(front: int, process: Process) -> bool:
+    """A child of the front that was there before the request: what it held was freed unseen."""
+    parent = process.parent if process.parent is not None else process.facts.get("ppid")
+    return parent == front and process.fork_ns is None
 
 
 def _held_a_model(timeline: Timeline, process: Process) -> bool:
@@ -595,23 +685,34 @@ def _first_act(timeline: Timeline, after_ns: int, old: Process) -> Edge | None:
     return min(inside, key=lambda a: a.ns, default=None)
 
 
-def _evict_inside(timeline: Timeline, served: Served, start: StartUp, cutter: _Cutter) -> None:
+def _evict_inside(
+    timeline: Timeline,
+    served: Served,
+    load_begin: Edge,
+    everyone: Sequence[Served],
+    cutter: _Cutter,
+) -> None:
     """A switch within one process: the old model is freed by a call."""
-    assert start.load_begin is not None
-    frees = [
+    frees = _frees(timeline, served, load_begin.ns)
+    first_ns = min((c.start_ns for c in frees), default=load_begin.ns)
+    cutter.until("queue", _blocked_until(served, everyone, first_ns))
+    if not frees:
+        unseen = Evidence("analysis", "nothing shows how the old model made room")
+        cutter.until("unexplained", Edge(load_begin.ns, INFERRED, unseen))
+        return
+    freed = Evidence("call", "the old model began to be freed")
+    cutter.until("queue", Edge(first_ns, INFERRED, freed))
+    cutter.until("evict", load_begin)
+
+
+def _frees(timeline: Timeline, served: Served, load_ns: int) -> list[Call]:
+    """The calls that freed a model between the request's arrival and its load."""
+    return [
         c
         for name in ("context_free", "model_free")
         for c in timeline.calls_of(served.server, name)
-        if served.front.start_ns <= c.start_ns < start.load_begin.ns
+        if served.front.start_ns <= c.start_ns < load_ns
     ]
-    if not frees:
-        return
-    first = min(frees, key=lambda c: c.start_ns)
-    last = max(frees, key=lambda c: c.end_ns)
-    cutter.until(
-        "queue", Edge(first.start_ns, INFERRED, Evidence("call", "the old model began to be freed"))
-    )
-    cutter.until("evict", Edge(last.end_ns, OBSERVED, Evidence("call", "the old model was freed")))
 
 
 def _blocked_until(served: Served, everyone: Sequence[Served], limit_ns: int) -> Edge | None:
@@ -635,6 +736,8 @@ def _blocked_until(served: Served, everyone: Sequence[Served], limit_ns: int) ->
     )
 
 
+# A front that has nothing to end acts within this; a longer wait needs an explanation.
+_ACTS_WITHIN_NS = 100_000_000
 # A blocker's last byte and the next act may be stamped in either order by two threads.
 _SLACK_NS = 2_000_000
 
@@ -675,15 +778,31 @@ def _slot_wait(timeline: Timeline, served: Served) -> Edge | None:
     ]
     if not ahead:
         return None
+    given_ns = _slot_given_ns(timeline, mine)
+    if given_ns is not None:
+        return Edge(given_ns, OBSERVED, Evidence("log", "the server gave the request a slot"))
     end = max(e.end_ns or 0 for e in ahead)
-    slots = [
-        m.ns
-        for m in timeline.marks_of(mine.tgid, "slot_start")
-        if end - _SLACK_NS <= m.ns <= first_token
-    ]
-    if slots:
-        return Edge(min(slots), OBSERVED, Evidence("log", "the server gave the request a slot"))
     return Edge(end, INFERRED, Evidence("sockets", "the request ahead in this server was answered"))
+
+
+def _slot_given_ns(timeline: Timeline, mine: Exchange) -> int | None:
+    """When the server gave this request a slot: they are given in the order of arrival."""
+    given: list[int] = []
+    for mark in timeline.marks_of(mine.tgid, "slot_start"):
+        if not given or mark.ns - given[-1] > _SLACK_NS:  # one start may write two lines
+            given.append(mark.ns)
+    for exchange in timeline.exchanges:
+        if exchange.tgid != mine.tgid or not exchange.generates:
+            continue
+        if BEGAN_BEFORE in exchange.notes:  # and so may have had its slot
+            continue
+        until = exchange.first_token_ns or exchange.end_ns or FOREVER
+        slot = next((ns for ns in given if exchange.start_ns <= ns <= until), None)
+        if exchange is mine:
+            return slot
+        if slot is not None:
+            given.remove(slot)
+    return None
 
 
 def _work(timeline: Timeline, served: Served, cutter: _Cutter, answered: bool) -> None:

@@ -45,6 +45,7 @@ from ttftprof.sources.mounts import (
     open_paths,
     read_ahead_kb,
 )
+from ttftprof.sources.mountstats import sample, sample_shares
 from ttftprof.sources.processes import is_alive, listening_ports, read_process
 from ttftprof.sources.requests import RequestTap, Seen
 from ttftprof.target import Target
@@ -85,23 +86,23 @@ class SlotReader:
     """Rows of a mapped slot array that changed since the last look."""
 
     def __init__(self, slots: Records, row: np.dtype[Any]) -> None:
-        self._slots = slots
+        self._words = slots.view("<u8").reshape(len(slots), -1)
+        self._before = np.zeros_like(self._words)
+        self._slot = slots.dtype
         self._row = row
-        self._before = np.empty(0, slots.dtype)
+        self._none = np.empty(0, row)
         self._kept = [n for n in row.names or () if n != "ns"]
 
     def changed(self, used: int, ns: int) -> Records:
         """The changed rows with their stamp, in `row`'s layout."""
-        used = min(used, len(self._slots))
-        now = self._slots[:used].copy()
-        before = self._before
-        if len(before) < used:
-            before = np.concatenate([before, np.zeros(used - len(before), now.dtype)])
-        words = now.dtype.itemsize // 8
-        differs = now.view("<u8").reshape(used, words) != before.view("<u8").reshape(used, words)
-        rows = now[differs.any(axis=1) & (now["since_ns"] != 0)]
-        self._before = now
-        out = np.zeros(len(rows), self._row)
+        now = self._words[:used].copy()
+        moved = (now != self._before[: len(now)]).any(axis=1)
+        if not moved.any():
+            return self._none
+        self._before[: len(now)][moved] = now[moved]
+        rows = now[moved].view(self._slot)[:, 0]
+        rows = rows[rows["since_ns"] != 0]
+        out = np.empty(len(rows), self._row)
         out["ns"] = ns
         for name in self._kept:
             out[name] = rows[name]
@@ -130,6 +131,7 @@ class Recorder:
         self._stop = 0
         self._members: set[int] = set()
         self._known_files: set[tuple[int, int]] = set()
+        self._fstypes: set[str] = set()  # of the files followed
         self._exit_seen: set[int] = set()
         self._client_ports: set[int] = set()
         self._counted: set[tuple[int, ...]] = set()
@@ -165,11 +167,19 @@ class Recorder:
         self._files = SlotReader(self.session.files, FILE_ROW)
         for pid in sorted(self.target.pids):
             self._meet_process(pid)
+        self._sample_mounts("start")
         self._write_meta(began)
         self._watch_descriptors()
         self._cycle()
         self.writer.set_meta("armed_ns", now_ns())
         self.writer.commit()
+
+    def _sample_mounts(self, when: str) -> None:
+        """The kernel's own counters of network mounts, whose growth the probes are held against."""
+        for mount in sample(sorted(self._members)):
+            self.writer.add_fact("mountstats", now_ns(), {"when": when, **mount.as_fact()})
+        for share in sample_shares():
+            self.writer.add_fact("smb_share", now_ns(), {"when": when, **share.as_fact()})
 
     def _write_meta(self, began_ns: int) -> None:
         offset = measure_offset()
@@ -306,11 +316,11 @@ class Recorder:
 
     def _follow(self, events: Records) -> None:
         """Looks up what the events name: processes, files, libraries, connections."""
-        if not len(events):
-            return
+        present = set(np.unique(events["kind"]).tolist())
         for kind, handle in self._follow_by_kind.items():
-            for event in events[events["kind"] == kind]:
-                handle(event)
+            if kind in present:
+                for event in events[events["kind"] == kind]:
+                    handle(event)
 
     def _handlers(self) -> dict[Kind, Callable[[Any], None]]:
         return {
@@ -367,6 +377,8 @@ class Recorder:
         """A file's path, mount and readahead, as its process sees them."""
         self._known_files.add(key)
         mount = mount_under(path, mounts_of(pid))
+        if mount:
+            self._fstypes.add(mount.fstype)
         fact: dict[str, Any] = {
             "dev": key[0],
             "ino": key[1],
@@ -511,6 +523,8 @@ class Recorder:
             self._stats_fd = -1
         try:
             self._cycle()
+            self.writer.add_batch("events", self.session.unanswered(now_ns()))
+            self._sample_mounts("end")
             self._write(now_ns())
             for seen in self._tap.pending():
                 self.writer.add_fact("exchange", seen.exchange.start_ns, seen.as_fact())
@@ -529,7 +543,7 @@ class Recorder:
             self._wake_w.close()
 
     def _write_states(self) -> None:
-        for state in self.session.states.values():
+        for state in self.session.states_for(self._fstypes):
             self.writer.set_source(Source(state.name, state.state, state.reason, state.lost))
         if self.session.states["marks"].state == "ok" and not self._libraries.attached:
             self.writer.set_source(

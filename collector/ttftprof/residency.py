@@ -110,14 +110,22 @@ def _mincore_pages(fd: int, start: int, end: int) -> bytes:
 
 
 def how_to_ask(fd: int) -> str:
-    """`cachestat`, or `mincore` where this kernel or file has none (before 6.5; hugetlbfs)."""
+    """`cachestat`, or `mincore` where this kernel or file has none (before 6.5; hugetlbfs).
+
+    Raises PermissionError for one who neither owns the file nor may write it: the kernel then
+    refuses cachestat, and mincore claims that all is cached (mm/mincore.c, can_do_mincore).
+    """
     try:
         cachestat(fd, 0, PAGE)
     except OSError as error:
-        if error.errno in (errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
-            return "mincore"
-        raise
-    return "cachestat"
+        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+    else:
+        return "cachestat"
+    owner = os.fstat(fd).st_uid
+    if os.geteuid() in (0, owner) or os.access(f"/proc/self/fd/{fd}", os.W_OK):
+        return "mincore"
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
 
 def state_of(fd: int, size_bytes: int) -> CacheState:

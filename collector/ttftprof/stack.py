@@ -25,7 +25,7 @@ NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "lustre", "afs
 _TELLING = (
     "vers", "proto", "rsize", "nconnect", "max_channels", "rasize", "cache", "hard", "soft", "fsc",
     "sec", "actimeo", "noac", "trans", "msize", "max_read", "compress", "compress-force", "subvol",
-    "dax", "sync", "nodiratime", "noatime", "relatime", "ro",
+    "dax", "sync", "ro",
 )  # fmt: skip
 _MAX_DEPTH = 12
 _SECRET = re.compile(r"(?i)(pass|secret|cred|key)")
@@ -618,7 +618,8 @@ def _loop(folder: Path, system: System, depth: int) -> Layer:
     backing = _text(folder / "loop/backing_file").removesuffix(" (deleted)")
     direct = _text(folder / "loop/dio") == "1"
     facts = [("file", backing), ("direct I/O", "on" if direct else "off")]
-    layer = Layer("loop", folder.name, tuple(facts))
+    note = "what it reads is cached again below it, and that cache is not dropped"
+    layer = Layer("loop", folder.name, tuple(facts), notes=() if direct else (note,))
     if not backing.startswith("/"):
         return layer
     mounts, roots = read_mounts(None, system)

@@ -6,8 +6,9 @@ if it is so by more than these measurements scatter.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ttftprof.ceilings import KIB, MIB, Measured, Way, describe
 from ttftprof.clock import NS_PER_S
@@ -24,14 +25,28 @@ CACHED = 0.99
 
 PLAIN, MAPPED = Way("read", 1, MIB), Way("mmap", 1, None)
 
-VERDICTS = ("pattern", "hardware or link", "at the ceiling", "cache worked", "unknown")
+BRIEF_NS = 20_000_000  # a cell that was over sooner says little
+WAITS = 0.5  # share of a way's time spent waiting, from which storage and not the CPU holds it
+
+VERDICTS = (
+    "pattern",
+    "hardware or link",
+    "at the ceiling",
+    "not storage",
+    "cache worked",
+    "unknown",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """`verdict` is one of VERDICTS; `ceiling` the fastest cell that read from storage."""
+    """`verdict` is one of VERDICTS; `ceiling` the fastest cell that read from storage.
+
+    Confidence is high, or low where a deciding cell was over too soon.
+    """
 
     verdict: str
+    confidence: str
     ceiling: Measured | None
     sentences: tuple[str, ...]
     actions: tuple[Action, ...] = ()
@@ -48,7 +63,11 @@ class Seen:
 
     def rate(self, way: Way) -> float | None:
         """The measured rate of a way, None if it has none."""
-        return next((m.bytes_per_second for m in self.results if m.way == way), None)
+        cell = self.cell(way)
+        return cell.bytes_per_second if cell else None
+
+    def cell(self, way: Way) -> Measured | None:
+        return next((m for m in self.results if m.way == way and m.bytes_per_second), None)
 
 
 def ceiling_of(results: Sequence[Measured]) -> Measured | None:
@@ -58,24 +77,43 @@ def ceiling_of(results: Sequence[Measured]) -> Measured | None:
     return max(found, key=lambda m: m.bytes_per_second or 0.0, default=None)
 
 
-def model_rate(measured: Measured, results: Sequence[Measured]) -> float | None:
-    """`request size × depth / latency`, in bytes per second.
+def is_brief(measured: Measured) -> bool:
+    return measured.elapsed_ns < BRIEF_NS
 
-    For reads the size and depth are the program's and the latency the measured median. For mmap
-    they are one readahead at a time, each taking the latency of a small random read plus its
-    bytes at the ceiling's rate; None where one of these is not known.
+
+def waiting_share(measured: Measured) -> float | None:
+    """Share of its time that a single reader waited, the rest being CPU; None if not known."""
+    if measured.cpu_ns is None or measured.way.streams != 1 or not measured.elapsed_ns:
+        return None
+    return max(0.0, 1 - measured.cpu_ns / measured.elapsed_ns)
+
+
+def model_rate(measured: Measured, results: Sequence[Measured]) -> float | None:
+    """`request size × depth / latency`, in bytes per second; None where one is not known.
+
+    O_DIRECT, random and cached reads: the program's size and streams, the measured median.
+    Buffered reads and mmap, where the kernel makes the requests: one readahead (or the program's
+    request, if that is bigger) per stream, each taking the latency of a small random read plus
+    its bytes at the ceiling's rate; no more than the ceiling.
     """
     way = measured.way
-    if way.method != "mmap":
-        if not measured.latency_p50_ns or way.request_bytes is None:
-            return None
-        return way.request_bytes * way.streams / measured.latency_p50_ns * NS_PER_S
+    if way.method in ("read", "mmap"):
+        return _kernel_model(measured, results)
+    if not measured.latency_p50_ns or way.request_bytes is None:
+        return None
+    return way.request_bytes * way.streams / measured.latency_p50_ns * NS_PER_S
+
+
+def _kernel_model(measured: Measured, results: Sequence[Measured]) -> float | None:
     small = next((m for m in results if m.way.method == "random"), None)
     ceiling = ceiling_of(results)
-    if not measured.read_ahead_kb or small is None or not small.latency_p50_ns or ceiling is None:
+    if measured.read_ahead_kb is None or small is None or not small.latency_p50_ns:
         return None
-    size = measured.read_ahead_kb * KIB
-    return size / (small.latency_p50_ns / NS_PER_S + size / (ceiling.bytes_per_second or 1.0))
+    if ceiling is None or not ceiling.bytes_per_second or not measured.bytes_per_second:
+        return None
+    size = max(measured.read_ahead_kb * KIB, measured.way.request_bytes or 4 * KIB)
+    each_s = small.latency_p50_ns / NS_PER_S + size / ceiling.bytes_per_second
+    return min(size * measured.way.streams / each_s, ceiling.bytes_per_second)
 
 
 def judge(seen: Seen) -> Conclusion:
@@ -85,23 +123,44 @@ def judge(seen: Seen) -> Conclusion:
         return _without_figures(seen)
     best = ceiling.bytes_per_second
     sentences = [_ceiling_sentence(ceiling, best, seen.stack), _load_times(seen, best)]
-    plain, mapped = seen.rate(PLAIN), seen.rate(MAPPED)
+    plain = seen.rate(PLAIN)
     if plain and plain >= REACHES * best:
         sentences.append(
             "One stream of 1 MiB reads reaches the ceiling: for a program that reads so, the way "
             "it reads is not the limit."
         )
-    slow = [rate for rate in (plain, mapped) if rate and rate * CLEARLY < best]
-    sentences += _slow_sentences(plain, mapped, best)
+    deciding = [cell for cell in (seen.cell(PLAIN), seen.cell(MAPPED)) if cell is not None]
+    slow = [cell for cell in deciding if (cell.bytes_per_second or 0.0) * CLEARLY < best]
+    sentences += [_slow_sentence(cell, best) for cell in slow]
     sentences += _model_sentence(seen)
-    return Conclusion(_verdict(bool(slow), best, seen), ceiling, tuple(sentences), _actions(seen))
+    brief = any(is_brief(cell) for cell in (*deciding, ceiling))
+    if brief:
+        sentences.append(
+            "The deciding measurements were over within 20 ms, so the figures scatter; a bigger "
+            "file would give surer ones."
+        )
+    return Conclusion(
+        verdict=_verdict(slow, best, seen),
+        confidence="low" if brief else "high",
+        ceiling=ceiling,
+        sentences=tuple(sentences),
+        actions=_actions(seen),
+    )
 
 
-def _verdict(slow: bool, best: float, seen: Seen) -> str:
-    if slow:
+def _verdict(slow: Sequence[Measured], best: float, seen: Seen) -> str:
+    if any(_waits(cell) for cell in slow):
         return "pattern"
+    if slow:
+        return "not storage"
     line = seen.stack.line_rate
     return "hardware or link" if line and best >= LINE_REACHED * line[0] else "at the ceiling"
+
+
+def _waits(cell: Measured) -> bool:
+    """Whether storage holds a slow way up, rather than the CPU's own work."""
+    share = waiting_share(cell)
+    return share is None or share >= WAITS
 
 
 def _without_figures(seen: Seen) -> Conclusion:
@@ -111,8 +170,8 @@ def _without_figures(seen: Seen) -> Conclusion:
             f"{share} of it is in the page cache: a load now reads (almost) nothing from storage. "
             "If it is slow all the same, storage is not why."
         )
-        return Conclusion("cache worked", None, (text,))
-    return Conclusion("unknown", None, ("No cell gave a figure to judge by.",))
+        return Conclusion("cache worked", "high", None, (text,))
+    return Conclusion("unknown", "low", None, ("No cell gave a figure to judge by.",))
 
 
 def _ceiling_sentence(ceiling: Measured, best: float, stack: Stack) -> str:
@@ -146,16 +205,18 @@ def _load_times(seen: Seen, best: float) -> str:
     )
 
 
-def _slow_sentences(plain: float | None, mapped: float | None, best: float) -> list[str]:
-    found = []
-    for name, rate in (("mmap as it is set now", mapped), ("one stream of 1 MiB reads", plain)):
-        if rate and rate * CLEARLY < best:
-            found.append(
-                f"{name[0].upper()}{name[1:]} gets {scale.rate(rate)}, "
-                f"{scale.percent(rate / best)} of the ceiling: the requests are too small or too "
-                "few at a time for this path."
-            )
-    return found
+def _slow_sentence(cell: Measured, best: float) -> str:
+    name = "Mmap as it is set now" if cell.way == MAPPED else "One stream of 1 MiB reads"
+    rate = cell.bytes_per_second or 0.0
+    text = f"{name} gets {scale.rate(rate)}, {scale.percent(rate / best)} of the ceiling"
+    share = waiting_share(cell)
+    if _waits(cell):
+        waited = "" if share is None else f" and waits {scale.percent(share)} of its time"
+        return f"{text}{waited}: its requests are too small or too few at a time for this path."
+    return (
+        f"{text}, but {scale.percent(1 - (share or 0.0))} of its time is CPU work (page faults, "
+        "copying): that is not storage."
+    )
 
 
 def _model_sentence(seen: Seen) -> list[str]:
@@ -177,7 +238,11 @@ def _model_sentence(seen: Seen) -> list[str]:
 
 
 def _actions(seen: Seen) -> tuple[Action, ...]:
-    """Changes that were measured to help, the biggest gain first; then what is left to measure."""
+    """Changes that were measured to help, the biggest gain first; then what is left to measure.
+
+    Cells that were over too soon advise nothing.
+    """
+    seen = replace(seen, results=[m for m in seen.results if not is_brief(m)])
     found = [*_readahead_actions(seen), *_read_instead(seen), *_more_at_once(seen)]
     found.sort(key=lambda action: -(action.expected_gain_ns or 0))
     return (*found, *_left_to_measure(seen))
@@ -188,7 +253,7 @@ def _gain_ns(seen: Seen, now: float, then: float) -> int:
 
 
 def _again(seen: Seen, extra: str = "") -> str:
-    return f"ttftprof storage {extra}{seen.stack.path}"
+    return f"ttftprof storage {extra}{shlex.quote(seen.stack.path)}"
 
 
 def _readahead_actions(seen: Seen) -> list[Action]:
@@ -244,8 +309,9 @@ def _more_at_once(seen: Seen) -> list[Action]:
     if best.bytes_per_second < BETTER * plain:
         return []
     change = (
-        f"a loader that reads by {describe(best.way)} gets {scale.rate(best.bytes_per_second)} "
-        f"here; one stream of 1 MiB reads gets {scale.rate(plain)}"
+        f"a loader that keeps this path as busy as {describe(best.way)} does gets "
+        f"{scale.rate(best.bytes_per_second)} here; one stream of 1 MiB reads gets "
+        f"{scale.rate(plain)}"
     )
     gain = _gain_ns(seen, plain, best.bytes_per_second)
     return [Action(change, gain, "record a switch with that loader")]

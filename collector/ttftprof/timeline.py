@@ -227,7 +227,7 @@ def _build(reader: Reader) -> Timeline:
         calls=tuple(_calls(by_kind, {int(k): v for k, v in (meta.get("marks") or {}).items()})),
         marks=tuple(_marks(reader)),
         exchanges=tuple(_exchanges(reader, by_kind, armed_ns)),
-        files=_files(reader),
+        files=_files(reader, np.unique(threads["ns"].astype(np.int64)), end_ns),
         events=by_kind,
         thread_rows={tgid: rows for (tgid,), rows in split_by(threads, "tgid").items()},
     )
@@ -360,7 +360,8 @@ def _thread_lives(
     lives: dict[int, list[_ThreadLife]] = {}
     for tid, since_ns in sorted({*rows, *ends}):
         row, end = rows.get((tid, since_ns)), ends.get((tid, since_ns))
-        tgid = int((row if row is not None else end)["tgid"])
+        fact: Any = end if row is None else row
+        tgid = int(fact["tgid"])
         dead_ns = FOREVER if end is None else since_ns + int(end["duration_ns"])
         lives.setdefault(tid, []).append(_ThreadLife(tid, tgid, since_ns, dead_ns, row))
     for tid in waits.keys() - lives.keys():
@@ -524,7 +525,8 @@ class _Clients:
 # -- files ----------------------------------------------------------------------------------------
 
 
-def _files(reader: Reader) -> dict[tuple[int, int], FileFacts]:
+def _files(reader: Reader, looks: Ints, end_ns: int) -> dict[tuple[int, int], FileFacts]:
+    """The followed files. `looks`: every moment at which the recorder read the counters."""
     rows = _possible(reader.stream("files"), "ns")
     rows = rows[np.argsort(rows["ns"], kind="stable")]
     parts = split_by(rows, "dev", "ino")
@@ -544,7 +546,23 @@ def _files(reader: Reader) -> dict[tuple[int, int], FileFacts]:
             mount=fact.get("mount"),
             options=fact.get("options"),
             read_ahead_kb=fact.get("read_ahead_kb"),
-            rows=own,
+            rows=_with_holds(own, looks, end_ns),
             is_weights=looks_like_weights(path),
         )
     return found
+
+
+def _with_holds(rows: Records, looks: Ints, end_ns: int) -> Records:
+    """Rows are written when they change: adds the unchanged row at the last look before each
+    change and at the end, so that a counter grows between two looks and not since its last row."""
+    if not len(rows):
+        return rows
+    stamps = rows["ns"].astype(np.int64)
+    where = np.searchsorted(looks, stamps[1:], side="left") - 1
+    before = np.where(where >= 0, looks[np.maximum(where, 0)], 0) if len(looks) else stamps[1:] * 0
+    held = before > stamps[:-1]
+    holds = np.concatenate([rows[:-1][held], rows[-1:]])
+    holds["ns"] = np.append(before[held], max(end_ns, int(stamps[-1])))
+    both = np.concatenate([rows, holds])
+    ordered: Records = both[np.argsort(both["ns"], kind="stable")]
+    return ordered

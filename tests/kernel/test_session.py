@@ -23,7 +23,9 @@ def loaded(probes: ProbeSession) -> ProbeSession:
 def without_tracepoints(monkeypatch: pytest.MonkeyPatch, *missing: str) -> None:
     has = KernelTypes.has_tracepoint
     monkeypatch.setattr(
-        KernelTypes, "has_tracepoint", lambda self, name: name not in missing and has(self, name)
+        KernelTypes,
+        "has_tracepoint",
+        lambda self, name, modules=(): name not in missing and has(self, name, modules),
     )
 
 

@@ -362,7 +362,8 @@ def test_a_fact_that_makes_no_sense_is_a_damaged_recording(
 
 
 @pytest.mark.parametrize(
-    "meta", [{"start_ns": "x"}, {"armed_ns": []}, {"host": 3}, {"marks": 7}, {"marks": {"x": "y"}}]
+    "meta",
+    [{"start_ns": "x"}, {"armed_ns": ["x"]}, {"host": 3}, {"marks": 7}, {"marks": {"x": "y"}}],
 )
 def test_a_head_that_makes_no_sense_is_a_damaged_recording(
     meta: dict[str, Any], tmp_path: Path

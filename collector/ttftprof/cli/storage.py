@@ -25,39 +25,22 @@ _MIN_WIDTH, _MAX_WIDTH = 60, 200
 _MAX_READ_AHEAD_KB = 1 << 20
 
 
-class _Size(click.ParamType):
+def _size(_ctx: click.Context, _parameter: click.Parameter, value: str) -> int:
     """`512M`, `1GiB`, plain bytes."""
-
-    name = "size"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        if isinstance(value, int):
-            return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", str(value), re.IGNORECASE)
-        if match is None:
-            self.fail(f"{value!r} is no size; try 512M or 1G", param, ctx)
-        return int(float(match[1]) * _UNITS[match[2].upper()])
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", value, re.IGNORECASE)
+    if match is None or not match[0].isascii():
+        raise click.BadParameter(f"{value!r} is no size; try 512M or 1G")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
-class _ReadAheads(click.ParamType):
+def _read_aheads(_ctx: click.Context, _parameter: click.Parameter, value: str) -> tuple[int, ...]:
     """Comma-separated KiB."""
-
-    name = "KiB,…"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        parts = str(value).split(",")
-        if not all(p.strip().isascii() and p.strip().isdigit() for p in parts):
-            self.fail(f"{value!r} is no list of KiB; try 128,1024,4096", param, ctx)
-        found = tuple(dict.fromkeys(int(p) for p in parts))
-        if not all(4 <= kb <= _MAX_READ_AHEAD_KB for kb in found):
-            self.fail(f"readahead must be 4 to {_MAX_READ_AHEAD_KB} KiB", param, ctx)
-        return found
+    if not re.fullmatch(r"(\s*[0-9]{1,8}\s*(,|$))*", value) or value.endswith(","):
+        raise click.BadParameter(f"{value!r} is no list of KiB; try 128,1024,4096")
+    found = tuple(dict.fromkeys(int(part) for part in value.split(",") if part.strip()))
+    if not all(4 <= kb <= _MAX_READ_AHEAD_KB for kb in found):
+        raise click.BadParameter(f"readahead must be 4 to {_MAX_READ_AHEAD_KB} KiB")
+    return found
 
 
 @click.command(
@@ -73,7 +56,7 @@ class _ReadAheads(click.ParamType):
 @click.option("--quick", is_flag=True, help="Only the measurements that decide the verdict.")
 @click.option(
     "--max-bytes",
-    type=_Size(),
+    callback=_size,
     default="1G",
     show_default=True,
     metavar="SIZE",
@@ -88,8 +71,8 @@ class _ReadAheads(click.ParamType):
 )
 @click.option(
     "--try-readahead",
-    type=_ReadAheads(),
-    default=(),
+    callback=_read_aheads,
+    default="",
     metavar="KIB,…",
     help="Also measure with these readaheads; the old value is put back.",
 )
@@ -251,7 +234,9 @@ class _Doctor:
             session = Session(weights, found.stack, self._limits, self._progress.show)
         except OSError as error:
             raise NotPermitted(
-                f"{shown(found.path)} cannot be opened: {error.strerror}", "sudo ttftprof storage …"
+                f"{shown(found.path)} cannot be read, or what the page cache holds of it not be "
+                f"asked: {error.strerror}",
+                "sudo ttftprof storage …   (--stack-only needs no rights)",
             ) from error
         try:
             return self._measured(session, weights, found)

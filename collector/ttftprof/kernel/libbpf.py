@@ -11,6 +11,7 @@ import ctypes.util
 import errno
 import os
 import platform
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -22,6 +23,7 @@ BTF_KIND_TYPEDEF = 8
 _BPF_MAP_LOOKUP_ELEM = 1
 _BPF_MAP_UPDATE_ELEM = 2
 _BPF_MAP_DELETE_ELEM = 3
+_BPF_MAP_GET_NEXT_KEY = 4
 _BPF_ENABLE_STATS = 32
 _NR_BPF = {"x86_64": 321, "aarch64": 280}
 _NR_PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
@@ -94,6 +96,8 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "bpf_link__fd": (c.c_int, (Pointer,)),
     "bpf_link__destroy": (c.c_int, (Pointer,)),
     "btf__load_vmlinux_btf": (Pointer, ()),
+    "btf__load_module_btf": (Pointer, (c.c_char_p, Pointer)),
+    "btf__type_by_id": (c.POINTER(c.c_uint32 * 3), (Pointer, c.c_uint32)),
     "btf__find_by_name_kind": (c.c_int32, (Pointer, c.c_char_p, c.c_uint32)),
     "btf__free": (None, (Pointer,)),
 }
@@ -181,6 +185,21 @@ def map_lookup(fd: int, key: bytes, size_bytes: int) -> bytes:
     value = c.create_string_buffer(size_bytes)
     _map_call(_BPF_MAP_LOOKUP_ELEM, fd, key, value)
     return value.raw
+
+
+def map_keys(fd: int, size_bytes: int) -> Iterator[bytes]:
+    """The keys of a hash map; of one that changes meanwhile some may be missed or come twice."""
+    key: bytes | None = None
+    following = c.create_string_buffer(size_bytes)
+    while True:
+        try:
+            _map_call(_BPF_MAP_GET_NEXT_KEY, fd, key, following)
+        except BpfError as error:
+            if error.errno == errno.ENOENT:
+                return
+            raise
+        key = following.raw
+        yield key
 
 
 class _StatsAttr(c.Structure):

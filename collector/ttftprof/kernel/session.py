@@ -13,15 +13,27 @@ import os
 import re
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
 from ttftprof.errors import NotPermitted, Unsupported
-from ttftprof.events import CONTROL, FILE_SLOT, THREAD_SLOT
+from ttftprof.events import (
+    CONTROL,
+    EVENT,
+    FILE_SLOT,
+    REMOTE_KEY_BYTES,
+    REMOTE_REQUEST,
+    THREAD_SLOT,
+    Kind,
+    Records,
+    RemoteFlag,
+)
 from ttftprof.kernel import libbpf
 from ttftprof.kernel.libbpf import BpfError, Pointer, library
 from ttftprof.kernel.ring import EventRing, TextRing, map_array
-from ttftprof.kernel.table import HANDLERS, PROBES, Probe, call_tables
+from ttftprof.kernel.table import HANDLERS, PROBES, VARIANTS, Probe, call_tables
 
 OBJECT = Path(__file__).parent / "objects" / "probes.bpf.o"
 THREADS = 8192
@@ -93,7 +105,7 @@ def kernel_function(name: str) -> tuple[int, int] | None:
 
 
 class KernelTypes:
-    """The running kernel's BTF, asked which tracepoints exist."""
+    """The running kernel's BTF, and that of its modules, asked which tracepoints exist."""
 
     def __init__(self) -> None:
         self._btf = library().btf__load_vmlinux_btf()
@@ -104,14 +116,56 @@ class KernelTypes:
                 next_step="use a distribution kernel (all since 2021 carry BTF); "
                 "`ttftprof doctor` shows what is missing",
             )
+        self._modules: dict[str, int | None] = {}
+        self._known: dict[tuple[str, tuple[str, ...]], int | None] = {}
 
-    def has_tracepoint(self, name: str) -> bool:
-        symbol = f"btf_trace_{name}".encode()
-        found = library().btf__find_by_name_kind(self._btf, symbol, libbpf.BTF_KIND_TYPEDEF)
-        return bool(found > 0)
+    def has_module(self, name: str) -> bool:
+        """Whether a module is loaded and carries BTF."""
+        return self._module(name) is not None
+
+    def has_tracepoint(self, name: str, modules: Iterable[str] = ()) -> bool:
+        """Whether the kernel, or one of these modules if it is loaded, has a tracepoint."""
+        return self.arguments(name, modules) is not None
+
+    def arguments(self, tracepoint: str, modules: Iterable[str] = ()) -> int | None:
+        """How many arguments a tracepoint passes, or None if there is no such."""
+        key = tracepoint, tuple(modules)
+        if key not in self._known:  # a look-up walks all types: half a millisecond
+            self._known[key] = self._look_up(*key)
+        return self._known[key]
+
+    def _look_up(self, tracepoint: str, modules: Iterable[str]) -> int | None:
+        symbol = f"btf_trace_{tracepoint}".encode()
+        for btf in (*map(self._module, modules), self._btf):
+            if btf is not None:
+                found = library().btf__find_by_name_kind(btf, symbol, libbpf.BTF_KIND_TYPEDEF)
+                if found > 0:
+                    return _parameters(btf, found) - 1  # the first is the probe's own data
+        return None
+
+    def _module(self, name: str) -> int | None:
+        if name not in self._modules:
+            loaded = Path("/sys/kernel/btf", name).exists()
+            btf = library().btf__load_module_btf(name.encode(), self._btf) if loaded else None
+            self._modules[name] = btf or None
+        return self._modules[name]
 
     def close(self) -> None:
+        for btf in self._modules.values():
+            if btf is not None:
+                library().btf__free(btf)
         library().btf__free(self._btf)
+
+
+def _parameters(btf: int, typedef: int) -> int:
+    """Parameters of the function that a `btf_trace_` type points to.
+
+    Layout: struct btf_type of include/uapi/linux/btf.h; the third word of a typedef and of a
+    pointer is the type meant, the low half of a function's second how many parameters follow.
+    """
+    pointer = library().btf__type_by_id(btf, typedef).contents[2]
+    prototype = library().btf__type_by_id(btf, pointer).contents[2]
+    return int(library().btf__type_by_id(btf, prototype).contents[1]) & 0xFFFF
 
 
 class ProbeObject:
@@ -182,6 +236,8 @@ class ProbeSession:
         self.settings = settings
         self._probes = {probe.stem: probe for probe in probes}
         self.states = {stem: ProbeState(stem, "ok") for stem in self._probes}
+        # What became of those that only a target with files on certain file systems needs.
+        self.if_needed: dict[str, ProbeState] = {}
         self._object: ProbeObject | None = None
         self._maps: dict[str, int] = {}
 
@@ -203,6 +259,7 @@ class ProbeSession:
                 without.add(self._refused(error, without))
             else:
                 self._object = candidate
+        self._mark_absent()
         self._maps = {n: int(library().bpf_map__fd(p)) for n, p in self._object.maps()}
         self._map_memory()
 
@@ -210,20 +267,42 @@ class ProbeSession:
         """Programs whose tracepoint this kernel has not; their probes are marked degraded."""
         kernel = KernelTypes()
         names = ProbeObject()
-        without = set()
         try:
-            for program in names.programs:
-                section, _, tracepoint = names.section(program).partition("/")
-                if section == "tp_btf" and not kernel.has_tracepoint(tracepoint):
-                    without.add(program)
-                    self._leave_out(program, f"this kernel has no tracepoint {tracepoint}")
+            reasons = {p: self._why_not(kernel, names, p) for p in names.programs}
         finally:
             names.close()
             kernel.close()
+        without = {program for program, reason in reasons.items() if reason}
+        served = set()
+        for variants in VARIANTS:
+            fitting = [program for program in variants if not reasons[program]]
+            without |= set(fitting[1:])
+            # Of several forms one is enough, and if none fits, one reason is.
+            served |= set(variants) if fitting else set(list(variants)[1:])
+        for program, reason in reasons.items():
+            if reason and program not in served:
+                self._leave_out(program, reason)
         return without
 
+    def _why_not(self, kernel: KernelTypes, names: ProbeObject, program: str) -> str:
+        """Why a program finds nothing to attach to here; "" if it does."""
+        section, _, hook = names.section(program).partition("/")
+        probe = self._probes.get(program.partition("__")[0])
+        if section != "tp_btf" or probe is None:
+            return ""
+        loaded = not probe.modules or any(map(kernel.has_module, probe.modules))
+        # Without the module it may be built in: one look tells for all of the probe.
+        if not loaded and not kernel.has_tracepoint(probe.needs[0][0]):
+            return f"the module {probe.modules[0]} was not loaded"
+        if not kernel.has_tracepoint(hook, probe.modules):
+            return f"this kernel has no tracepoint {hook}"
+        wanted = next((v[program] for v in VARIANTS if program in v), None)
+        if wanted is not None and kernel.arguments(hook, probe.modules) != wanted:
+            return f"this kernel has another form of the tracepoint {hook}"
+        return ""
+
     def _leave_out(self, program: str, reason: str) -> None:
-        """Marks the program's probe degraded, or absent once nothing of it is left."""
+        """Marks the program's probe degraded."""
         stem = program.partition("__")[0]
         probe = self._probes.get(stem)
         if probe is None:
@@ -234,9 +313,29 @@ class ProbeSession:
                 minimum_kernel="5.17",
                 next_step="`ttftprof doctor` shows what this kernel offers",
             )
-        before = self.states[stem]
-        reason = f"{before.reason}; {reason}" if before.reason else reason
-        self.states[stem] = ProbeState(stem, "degraded", reason, probe.cost_of_absence)
+        states = self.if_needed if probe.filesystems else self.states
+        before = states.get(stem, ProbeState(stem, "ok"))
+        states[stem] = ProbeState(
+            stem,
+            "degraded",
+            _joined(before.reason, reason),
+            _joined(before.lost, probe.cost_of(program)),
+        )
+
+    def states_for(self, fstypes: Iterable[str]) -> list[ProbeState]:
+        """What became of every probe, for a target with files on these file systems.
+
+        A probe for others is ok whatever became of it: its absence costs nothing.
+        """
+        used = set(fstypes)
+        found = []
+        for stem, state in self.states.items():
+            probe = self._probes[stem]
+            if probe.filesystems and not any(map(probe.serves, used)):
+                found.append(ProbeState(stem, "ok", f"no file lies on {_or(probe.filesystems)}"))
+            else:
+                found.append(self.if_needed.get(stem, state))
+        return found
 
     def _refused(self, error: BpfError, without: set[str]) -> str:
         """The program the kernel refused. Raises where it refuses all, or it is not known."""
@@ -255,6 +354,15 @@ class ProbeSession:
             ) from error
         self._leave_out(found[1], error.detail)
         return found[1]
+
+    def _mark_absent(self) -> None:
+        """A degraded probe of which no program was loaded is absent."""
+        left = {n.partition("__")[0] for n in self._loaded.programs if self._loaded.is_loaded(n)}
+        for states in (self.states, self.if_needed):
+            for stem, state in states.items():
+                if state.state == "degraded" and stem not in left:
+                    cost = self._probes[stem].cost_of_absence
+                    states[stem] = replace(state, state="absent", lost=cost)
 
     def _map_memory(self) -> None:
         self.events = EventRing(self._maps["events"], self.settings.event_ring_bytes)
@@ -364,6 +472,29 @@ class ProbeSession:
         """The kernel's loss counters, in the order of `events.LOST`."""
         return [int(n) for n in self.control["lost"][0]]
 
+    def unanswered(self, now_ns: int) -> Records:
+        """The remote reads that still wait for their answer, as records; the map is left as it is.
+
+        The duration is that of the wait so far.
+        """
+        found = []
+        fd = self._maps["remotes"]
+        for key in libbpf.map_keys(fd, REMOTE_KEY_BYTES):
+            try:
+                found.append(libbpf.map_lookup(fd, key, REMOTE_REQUEST.itemsize))
+            except BpfError:
+                continue  # answered meanwhile
+        waiting = np.frombuffer(b"".join(found), REMOTE_REQUEST)
+        records = np.zeros(len(waiting), EVENT)
+        for name in ("start_ns", "tid", "tgid", "dev", "ino"):
+            records[name] = waiting[name]
+        records["duration_ns"] = np.maximum(now_ns - waiting["start_ns"].astype(np.int64), 0)
+        records["kind"] = Kind.REMOTE
+        records["flags"] = waiting["flags"] | np.uint16(RemoteFlag.UNANSWERED)
+        records["a"] = waiting["bytes"].astype(np.uint64) << np.uint64(32)
+        records["b"] = waiting["offset"]
+        return records
+
     def program_costs(self) -> dict[str, tuple[int, int]]:
         """(runs, ns) of every program, as counted while kernel statistics were on."""
         programs = self._loaded.programs
@@ -377,6 +508,16 @@ class ProbeSession:
         if self._object is not None:
             self._object.close()
             self._object = None
+
+
+def _joined(before: str, now: str) -> str:
+    """Both, each once."""
+    return "; ".join(dict.fromkeys(filter(None, [*before.split("; "), now])))
+
+
+def _or(names: Iterable[str]) -> str:
+    *most, last = sorted(names)
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def online_cpus() -> list[int]:

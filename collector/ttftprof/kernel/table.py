@@ -16,7 +16,9 @@ class Probe:
     """One probe object, `probes/<stem>.bpf.c`.
 
     `cost_of_absence` completes the sentence "without it, …". `needs` names the tracepoints it
-    attaches to, with the kernel that brought each.
+    attaches to, with the kernel that brought each; `modules` those whose tracepoints they may be.
+    `costs` are of single programs, where their absence costs less than that of the whole. A probe
+    with `filesystems` matters only to a target with files on one of them.
     """
 
     stem: str
@@ -24,6 +26,17 @@ class Probe:
     cost_of_absence: str
     needs: tuple[tuple[str, str], ...] = ()
     required: bool = False
+    modules: tuple[str, ...] = ()
+    filesystems: frozenset[str] = frozenset()
+    costs: tuple[tuple[str, str], ...] = ()
+
+    def cost_of(self, program: str) -> str:
+        """What is lost without one program of it."""
+        return dict(self.costs).get(program, self.cost_of_absence)
+
+    def serves(self, fstype: str) -> bool:
+        """Whether files of this type (with or without a subtype, `fuse.sshfs`) need it."""
+        return fstype.partition(".")[0] in self.filesystems
 
 
 PROBES = (
@@ -62,6 +75,12 @@ PROBES = (
         "HTTP sockets",
         "requests and first tokens are not seen",
         (("inet_sock_set_state", "5.5"), ("sk_data_ready", "6.3")),
+        costs=(
+            (
+                "sockets__ready",
+                "a request counts from when the server read it, not from when it arrived",
+            ),
+        ),
     ),
     Probe("logs", "server log lines", "log markers are missing", (("sys_exit", "5.5"),)),
     Probe(
@@ -72,6 +91,10 @@ PROBES = (
             ("mm_filemap_add_to_page_cache", "5.5"),
             ("mm_filemap_delete_from_page_cache", "5.5"),
             ("mm_filemap_get_pages", "6.12"),
+        ),
+        costs=(
+            ("pagecache__get", "a wait in read() may be put down to the file read before"),
+            ("pagecache__delete", "what leaves the page cache is not seen"),
         ),
     ),
     Probe(
@@ -94,6 +117,75 @@ PROBES = (
         (("io_uring_submit_req", "6.4"), ("io_uring_complete", "5.5")),
     ),
     Probe("marks", "library calls", "phases rest on files, processes, sockets and logs alone"),
+    Probe(
+        "nfs",
+        "NFS reads",
+        "requests to the NFS server, and their split into queue, wire and server, are unknown",
+        (
+            ("nfs_initiate_read", "5.8"),
+            ("nfs_readpage_done", "5.8"),
+            ("nfs_readpage_short", "5.8"),
+            ("nfs_aop_readahead", "6.0"),
+            ("rpc_stats_latency", "5.5"),
+        ),
+        modules=("nfs", "sunrpc"),
+        filesystems=frozenset({"nfs", "nfs4"}),
+        costs=(
+            ("nfs__readahead", "how much readahead the NFS client was asked for is unknown"),
+            ("nfs__latency", "requests cannot be split into queue, wire and server"),
+        ),
+    ),
+    Probe(
+        "smb",
+        "SMB reads",
+        "requests to the SMB server are unknown",
+        (
+            ("smb3_read_enter", "5.5"),
+            ("smb3_read_done", "5.5"),
+            ("smb3_read_err", "5.5"),
+            ("smb3_cmd_enter", "5.5"),
+            ("smb3_cmd_done", "5.5"),
+            ("smb3_insufficient_credits", "5.11"),
+            ("smb3_credit_timeout", "5.5"),
+        ),
+        modules=("cifs",),
+        filesystems=frozenset({"cifs", "smb3"}),
+        costs=(
+            ("smb__starved", "waiting for the server's credits is not told apart"),
+            ("smb__starved_long", "waiting for the server's credits is not told apart"),
+        ),
+    ),
+    Probe(
+        "fuse",
+        "FUSE reads",
+        "requests to the FUSE daemon are unknown",
+        (
+            ("fuse_request_send", "6.11"),
+            ("fuse_request_end", "6.11"),
+            ("page_cache_ra_unbounded", "6.18"),
+        ),
+        modules=("fuse",),
+        filesystems=frozenset({"fuse", "fuseblk", "virtiofs"}),
+        costs=(("fuse__readahead", "how much readahead the daemon was asked for is unknown"),),
+    ),
+    Probe(
+        "netfs",
+        "reads of 9P, Ceph and AFS",
+        "requests to the file server are unknown",
+        (("netfs_sreq", "5.13"),),
+        modules=("netfs",),
+        filesystems=frozenset({"9p", "ceph", "afs"}),
+    ),
+)
+
+# Programs for one hook whose arguments changed: the one with as many as this kernel passes serves.
+VARIANTS: tuple[dict[str, int], ...] = (
+    {"smb__make": 6, "smb__make_netfs": 8},
+    {"smb__done": 6, "smb__done_netfs": 8},
+    {"smb__failed": 7, "smb__failed_netfs": 9},
+    {"uring__submit": 1, "uring__submit_sqe": 2},
+    {"uring__complete": 3, "uring__complete_result": 7},
+    {"nfs__readahead": 3},
 )
 
 

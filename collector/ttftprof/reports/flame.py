@@ -7,6 +7,7 @@ the character that fills a block. A line is never wider than its layout.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -95,7 +96,7 @@ def flame(request: Request, report: Report, layout: Layout) -> list[Text]:
     lane = blocks([(p.phase, p.start_ns, p.end_ns) for p in request.phases], window)
     lines = [*axis(layout, window), layout.line("phases", draw_blocks(lane, layout.colour))]
     if lane.unseen:
-        lines.append(_unseen(lane, request, layout))
+        lines.extend(_unseen(lane, request, layout))
     lines.extend(_activity_lanes(request, window, layout))
     lines.extend(_series_lanes(request, report, window, layout))
     return lines
@@ -154,12 +155,14 @@ def _block_text(name: str, cells: int, fill: str) -> str:
     return (fill + name if name else "").ljust(cells, fill)
 
 
-def _unseen(lane: Blocks, request: Request, layout: Layout) -> Text:
+def _unseen(lane: Blocks, request: Request, layout: Layout) -> Iterator[Text]:
+    """Names the phases too short to draw, on as many lines as they take."""
     totals = request.phase_totals()
     names = [name for name in PHASES if name in lane.unseen]
-    parts = ", ".join(f"{name} {scale.duration(totals[name])}" for name in names)
-    note = Text(f"{MARK} too short to draw: {parts}", Style(dim=True))
-    return note if note.cell_len > layout.width - _LABEL_WIDTH - 1 else layout.line("", note)
+    parts = [f"{name} {scale.duration(totals[name])}" for name in names]
+    note = f"{MARK} too short to draw: {', '.join(parts)}"
+    for line in textwrap.wrap(note, layout.width - _LABEL_WIDTH - 1, subsequent_indent="  "):
+        yield layout.line("", Text(line, Style(dim=True)))
 
 
 # -- bars -----------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.padding import Padding
 from rich.style import Style
+from rich.table import Table
 from rich.text import Text
 
 from ttftprof import __version__
@@ -29,7 +30,6 @@ from ttftprof.storage_verdict import Conclusion, model_rate
 
 SCHEMA_NAME = "ttftprof.storage/1"
 _BAR_WIDTH = 12
-_NOTE_WIDTH = 60
 _BOLD, _DIM = Style(bold=True), Style(dim=True)
 _WARNING = Style(color="#D55E00", bold=True)
 
@@ -73,6 +73,8 @@ def write(report: PathReport, out: TextIO, width: int, colour: bool) -> None:
     if report.results:
         page.gap()
         page.console.print(*banded(*_columns(report.results), width))
+        for remark in _remarks(report.results):
+            page.add(remark, _DIM)
         page.add(_footnote(report), _DIM)
     for note in report.notes:
         page.add(f"! {plain(note)}", _WARNING)
@@ -101,6 +103,14 @@ class _Page:
     def add(self, text: str, style: Style | None = None, indent: int = 0) -> None:
         """A paragraph, wrapped between words."""
         self.console.print(Padding(Text(text, style or "", overflow="fold"), (0, 0, 0, indent)))
+
+    def add_item(self, number: str, text: str) -> None:
+        """A paragraph that hangs on its number."""
+        grid = Table.grid(padding=(0, 1, 0, 0))
+        grid.add_column(width=2, justify="right")
+        grid.add_column(overflow="fold")
+        grid.add_row(Text(number), Text(text, overflow="fold"))
+        self.console.print(Padding(grid, (0, 0, 0, 2)))
 
     def gap(self) -> None:
         self.console.print()
@@ -144,7 +154,7 @@ def _layer_line(layer: Layer, prefix: str, governs: bool, width: int) -> Text:
     line = Text(prefix, _DIM)
     line.append(f"{layer.kind} ", _DIM)
     line.append(plain(layer.name), _BOLD)
-    shown = [f"{name} {plain(value)}" for name, value in layer.facts if value]
+    shown = [f"{name} {plain(value)}" for name, value in layer.facts if value and name != "type"]
     if layer.read_ahead_kb is not None:
         shown.insert(0, f"readahead {layer.read_ahead_kb} KiB{' (this file’s)' if governs else ''}")
     if layer.line_rate is not None:
@@ -159,7 +169,7 @@ def _layer_line(layer: Layer, prefix: str, governs: bool, width: int) -> Text:
 
 def _columns(results: Sequence[Measured]) -> tuple[Column, list[Column]]:
     most = max((m.bytes_per_second or 0.0 for m in results if m.way.method != "cached"), default=0)
-    first = Column("way of reading", [describe(m.way) for m in results], right=False)
+    first = Column("streams × request", [describe(m.way) for m in results], right=False)
     columns = [
         Column("MB/s", [_megabytes(m.bytes_per_second) for m in results]),
         Column("", [bar(m.bytes_per_second, most) for m in results], right=False),
@@ -167,12 +177,18 @@ def _columns(results: Sequence[Measured]) -> tuple[Column, list[Column]]:
         Column("requests\nper s", [_per_second(m) for m in results]),
         Column("latency\np50", [scale.duration(m.latency_p50_ns) for m in results]),
         Column("latency\np95", [scale.duration(m.latency_p95_ns) for m in results]),
-        Column("read", [scale.size(m.bytes_read) if m.bytes_read else "" for m in results]),
     ]
-    notes = [clip("; ".join((m.not_measured, *m.notes)).strip("; "), _NOTE_WIDTH) for m in results]
-    if any(notes):
-        columns.append(Column("", notes, right=False))
     return first, columns
+
+
+def _remarks(results: Sequence[Measured]) -> list[str]:
+    """What is to be said of cells, once for all it is true of."""
+    said: dict[str, list[str]] = {}
+    for measured in results:
+        for remark in (measured.not_measured, *measured.notes):
+            if remark:
+                said.setdefault(plain(remark), []).append(describe(measured.way))
+    return [f"{', '.join(ways)}: {remark}" for remark, ways in said.items()]
 
 
 def bar(rate: float | None, most: float) -> str:
@@ -215,11 +231,11 @@ def _footnote(report: PathReport) -> str:
 
 
 def _print_conclusion(page: _Page, conclusion: Conclusion) -> None:
-    page.add(f"verdict: {conclusion.verdict}", _BOLD)
+    page.add(f"verdict: {conclusion.verdict}, confidence {conclusion.confidence}", _BOLD)
     for sentence in conclusion.sentences:
         page.add(plain(sentence), indent=2)
     for number, action in enumerate(conclusion.actions, start=1):
-        page.add(f"{number}. {plain(action.change)}", indent=2)
+        page.add_item(f"{number}.", plain(action.change))
         page.add(_gain(action), indent=5)
 
 
@@ -317,6 +333,7 @@ def _measured_json(measured: Measured, results: Sequence[Measured]) -> dict[str,
         "requests_per_second": requests_per_second(measured),
         "latency_ns": {"p50": measured.latency_p50_ns, "p95": measured.latency_p95_ns},
         "major_faults": measured.major_faults,
+        "cpu_ns": measured.cpu_ns,
         "not_measured": _text(measured.not_measured) or None,
         "notes": [_text(note) for note in measured.notes],
     }
@@ -328,6 +345,7 @@ def _conclusion_json(conclusion: Conclusion | None) -> dict[str, Any] | None:
     ceiling = conclusion.ceiling
     return {
         "verdict": conclusion.verdict,
+        "confidence": conclusion.confidence,
         "ceiling_bytes_per_second": ceiling.bytes_per_second if ceiling else None,
         "explanation": [_text(sentence) for sentence in conclusion.sentences],
         "actions": [

@@ -1,0 +1,259 @@
+"""Reads that a server or a FUSE daemon answered: by file and mount, their sizes, depth and split.
+
+Pure. A read runs from its hand-over to the answer. Its split, where the transport tells it (NFS,
+SMB): *queue* before it was sent, *wire* from sending to the answer (network and server), the rest is
+the client's own work. Sums over reads that overlap exceed the time that passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ttftprof.events import FAMILY_MASK, Family, Kind, Records, RemoteFlag
+from ttftprof.model import InFlight, Quantiles
+from ttftprof.sources.mountstats import MountStats, ShareStats, from_fact, growth
+
+# One read. `split` tells whether queue, wire, execute and sent are known.
+READ = np.dtype(
+    [
+        ("start_ns", "<i8"),
+        ("end_ns", "<i8"),
+        ("tid", "<u4"),
+        ("tgid", "<u4"),
+        ("dev", "<u4"),
+        ("family", "u1"),
+        ("failed", "?"),
+        ("unanswered", "?"),
+        ("direct", "?"),
+        ("split", "?"),
+        ("ino", "<u8"),
+        ("offset", "<u8"),
+        ("asked_bytes", "<i8"),
+        ("got_bytes", "<i8"),
+        ("queue_ns", "<i8"),
+        ("wire_ns", "<i8"),
+        ("execute_ns", "<i8"),
+        ("sent", "<i8"),
+    ]
+)
+FAMILY_NAMES = {
+    Family.NFS: "NFS",
+    Family.SMB: "SMB",
+    Family.FUSE: "FUSE",
+    Family.NETFS: "network file system",
+}
+
+
+def reads_of(events: Mapping[Kind, Records]) -> Records:
+    """All remote reads as `READ`, oldest first: each record with its split, if there is one."""
+    remote = events[Kind.REMOTE]
+    found = np.zeros(len(remote), READ)
+    for name in ("start_ns", "tid", "tgid", "dev", "ino"):
+        found[name] = remote[name]
+    found["end_ns"] = found["start_ns"] + remote["duration_ns"].astype(np.int64)
+    flags = remote["flags"]
+    found["family"] = flags & FAMILY_MASK
+    for name in ("failed", "unanswered", "direct"):
+        found[name] = (flags & RemoteFlag[name.upper()]) != 0
+    found["offset"] = remote["b"]
+    found["asked_bytes"] = remote["a"] >> np.uint64(32)
+    found["got_bytes"] = remote["a"] & np.uint64(0xFFFFFFFF)
+    _add_splits(found, events[Kind.REMOTE_SPLIT])
+    ordered: Records = found[np.argsort(found["start_ns"], kind="stable")]
+    return ordered
+
+
+def _add_splits(found: Records, splits: Records) -> None:
+    """A split carries the start, thread and file of its read."""
+    names = ("start_ns", "tid", "dev", "ino")
+    at = {key: i for i, key in enumerate(zip(*(found[n].tolist() for n in names), strict=True))}
+    for split in splits:
+        place = at.get(tuple(int(split[n]) for n in names))
+        if place is None:
+            continue  # its read was lost in a full ring
+        found["split"][place] = True
+        found["wire_ns"][place] = split["duration_ns"]
+        found["queue_ns"][place] = split["a"]
+        found["execute_ns"][place] = split["b"]
+        found["sent"][place] = split["flags"]
+
+
+def on_file(reads: Records, dev: int, ino: int) -> Records:
+    """Those of one file."""
+    own: Records = reads[(reads["dev"] == dev) & (reads["ino"] == ino)]
+    return own
+
+
+def begun_within(reads: Records, start_ns: int, end_ns: int) -> Records:
+    """Those handed over in [start, end), and those that were still unanswered then."""
+    begun = (reads["start_ns"] >= start_ns) & (reads["start_ns"] < end_ns)
+    hanging = reads["unanswered"] & (reads["start_ns"] < end_ns)
+    found: Records = reads[begun | hanging]
+    return found
+
+
+def sizes(reads: Records) -> Quantiles | None:
+    """Bytes asked for by a read."""
+    if not len(reads):
+        return None
+    p50, p95 = np.percentile(reads["asked_bytes"].astype(np.float64), [50, 95])
+    return Quantiles(float(p50), float(p95))
+
+
+def depths(reads: Records) -> tuple[Records, Records]:
+    """(moments, reads under way from each to the next): a step function, parallel arrays."""
+    stamps = np.concatenate([reads["start_ns"], reads["end_ns"]])
+    steps = np.concatenate([np.ones(len(reads), np.int64), -np.ones(len(reads), np.int64)])
+    # At one moment ends come before beginnings: what follows another is not beside it.
+    order = np.lexsort((steps, stamps))
+    return stamps[order], np.cumsum(steps[order])
+
+
+def in_flight(reads: Records) -> InFlight | None:
+    """Reads under way at once, averaged over the time in which at least one was."""
+    if not len(reads):
+        return None
+    stamps, depth = depths(reads)
+    spans = np.diff(stamps)
+    busy = int(spans[depth[:-1] > 0].sum())
+    mean = float((depth[:-1] * spans).sum()) / busy if busy else 1.0
+    return InFlight(mean, max(int(depth.max()), 1))
+
+
+def sequential_share(reads: Records) -> float | None:
+    """Share of reads that began where an earlier one of the file ended (its first counts)."""
+    if not len(reads):
+        return None
+    follow = 0
+    for dev, ino in {(int(r["dev"]), int(r["ino"])) for r in reads}:
+        own = on_file(reads, dev, ino)
+        ends = (own["offset"].astype(np.int64) + own["asked_bytes"]).tolist()
+        begins = own["offset"].tolist()
+        known: set[int] = {begins[0]}
+        for begin, end in zip(begins, ends, strict=True):
+            follow += begin in known
+            known.add(end)
+    return follow / len(reads)
+
+
+def busy_ns(reads: Records) -> int:
+    """Time in which at least one read was under way."""
+    if not len(reads):
+        return 0
+    stamps, depth = depths(reads)
+    return int(np.diff(stamps)[depth[:-1] > 0].sum())
+
+
+def totals(reads: Records) -> dict[str, int | None]:
+    """requests, queue_ns, wire_ns, total_ns, retransmits of some reads; None if not known.
+
+    `total_ns` sums each read's time from hand-over to answer.
+    """
+    split = reads[reads["split"]]
+    known = len(split) > 0 and len(split) == np.count_nonzero(~reads["unanswered"])
+    counted = reads[reads["family"] == Family.NFS]
+    return {
+        "requests": len(reads),
+        "queue_ns": int(split["queue_ns"].sum()) if known else None,
+        "wire_ns": int(split["wire_ns"].sum()) if known else None,
+        "total_ns": int((reads["end_ns"] - reads["start_ns"]).sum()),
+        "retransmits": int(np.maximum(counted["sent"] - 1, 0).sum()) if len(counted) else None,
+    }
+
+
+# -- the kernel's own counters --------------------------------------------------------------------
+
+
+def mounts_growth(facts: Iterable[Mapping[str, Any]]) -> dict[str, MountStats]:
+    """{mount point: what its counters grew by} from the facts of kind `mountstats`.
+
+    Empty if the end was not sampled (the recorder was killed). Malformed facts are left out.
+    """
+    first: dict[str, MountStats] = {}
+    last: dict[str, MountStats] = {}
+    for fact in facts:
+        try:
+            stats = from_fact(fact)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            continue
+        (last if fact.get("when") == "end" else first)[stats.point] = stats
+    return {point: growth(first.get(point), stats) for point, stats in last.items()}
+
+
+def shares_growth(facts: Iterable[Mapping[str, Any]]) -> dict[str, ShareStats]:
+    """{share: what its counters grew by} from the facts of kind `smb_share`."""
+    first: dict[str, ShareStats] = {}
+    last: dict[str, ShareStats] = {}
+    for fact in facts:
+        try:
+            stats = ShareStats(
+                str(fact["share"]),
+                int(fact["read_bytes"]),
+                int(fact["reads"]),
+                int(fact["failed_reads"]),
+            )
+        except (KeyError, TypeError, ValueError):
+            continue
+        (last if fact.get("when") == "end" else first)[stats.share] = stats
+    none = ShareStats("")
+    return {
+        share: ShareStats(
+            share,
+            now.read_bytes - first.get(share, none).read_bytes,
+            now.reads - first.get(share, none).reads,
+            now.failed_reads - first.get(share, none).failed_reads,
+        )
+        for share, now in last.items()
+    }
+
+
+def notes(reads: Records, mounts: Mapping[str, MountStats], starved: Records) -> list[str]:
+    """What of the remote reads a person must know before the numbers: one sentence each."""
+    found = []
+    hanging = reads[reads["unanswered"]]
+    if len(hanging):
+        longest_s = float((hanging["end_ns"] - hanging["start_ns"]).max()) / 1e9
+        who = " and ".join(sorted({family_name(int(f)) for f in hanging["family"]}))
+        found.append(
+            f"{len(hanging)} {who} read(s) were unanswered when recording ended, "
+            f"the longest for {longest_s:.1f} s"
+        )
+    failed = int(np.count_nonzero(reads["failed"]))
+    if failed:
+        found.append(f"{failed} remote read(s) ended with an error")
+    if len(starved):
+        found.append(f"the SMB server's credits were short {len(starved)} time(s)")
+    for point, stats in sorted(mounts.items()):
+        found += _mount_notes(point, stats)
+    return found
+
+
+def _mount_notes(point: str, stats: MountStats) -> list[str]:
+    found = []
+    read = stats.operations.get("READ", {})
+    again = read.get("transmissions", 0) - read.get("operations", 0)
+    if again > 0:
+        found.append(f"{point}: {again} of {read['operations']} NFS reads were sent again")
+    if stats.pnfs or stats.events.get("pnfs_read"):
+        found.append(
+            f"{point} uses pNFS ({stats.pnfs or 'layouts'}): data comes from other servers"
+        )
+    elif stats.bytes.get("server_read") and not read.get("operations"):
+        # LOCALIO reads the server's file system directly when the server is this machine.
+        found.append(
+            f"{point}: bytes came without READ calls (LOCALIO: the server is this machine)"
+        )
+    used = [t for t in stats.transports if t.get("sends")]
+    if len(stats.transports) > 1:
+        found.append(
+            f"{point}: {len(used)} of {len(stats.transports)} connections carried requests"
+        )
+    return found
+
+
+def family_name(family: int) -> str:
+    """NFS, SMB, FUSE, …"""
+    return FAMILY_NAMES.get(Family(family), "?") if family in set(Family) else "?"
