@@ -374,13 +374,21 @@ def check_probes(
         present = tracepoints()
     except (TtftprofError, OSError) as error:
         return [_all_probes_refused(error)]
+    mounted = {fields[2] for fields in _mounts(machine)}
     if machine.euid != 0:
-        return [_promised(probe, present) for probe in PROBES]
+        return [_not_needed(p, mounted) or _promised(p, present) for p in PROBES]
     try:
         states = attempt()
     except (TtftprofError, OSError) as error:
         return [_all_probes_refused(error)]
-    return [_tried(probe, states[probe.stem], present) for probe in PROBES]
+    return [_not_needed(p, mounted) or _tried(p, states[p.stem], present) for p in PROBES]
+
+
+def _not_needed(probe: Probe, mounted: set[str]) -> Check | None:
+    """A probe for file systems of which none is mounted is nothing to miss."""
+    if not probe.filesystems or any(map(probe.serves, mounted)):
+        return None
+    return Check(_title(probe), OK, f"not needed: no {', '.join(sorted(probe.filesystems))} here")
 
 
 def _all_probes_refused(error: Exception) -> Check:
@@ -492,9 +500,14 @@ def check_statistics(enable: Callable[[], int] = libbpf.enable_stats) -> Check:
     return Check("BPF statistics", OK, "the kernel times the probes in short windows")
 
 
+def _mounts(machine: Machine) -> list[list[str]]:
+    """[source, point, type, …] of every mount this process sees."""
+    lines = (machine.read("proc/self/mounts") or "").splitlines()
+    return [fields for fields in map(str.split, lines) if len(fields) > 2]
+
+
 def check_tracefs(machine: Machine) -> Check:
-    mounts = (machine.read("proc/self/mounts") or "").splitlines()
-    points = [fields[1] for fields in map(str.split, mounts) if fields[2:3] == ["tracefs"]]
+    points = [fields[1] for fields in _mounts(machine) if fields[2] == "tracefs"]
     if points:
         return Check("tracefs", OK, points[0])
     return Check(

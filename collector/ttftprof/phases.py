@@ -143,9 +143,9 @@ def _work_begins(timeline: Timeline, served: Served) -> int:
     if served.back is not None:
         return served.back.start_ns
     begins_ns = _taken_ns(timeline, served.front)
-    # A load that the server begins with the request in hand is what the request waits for.
+    # A load that goes on with the request in hand is what the request waits for.
     reloads = any(
-        begins_ns <= c.start_ns < served.last_ns
+        begins_ns < c.end_ns and c.start_ns < served.last_ns
         for c in timeline.calls_of(served.server, "model_load")
     )
     return served.last_ns if reloads else begins_ns

@@ -101,7 +101,8 @@ def events(path: Path) -> Records:
 
 
 def of_kind(records: Records, kind: Kind) -> Records:
-    return records[records["kind"] == kind]
+    found: Records = records[records["kind"] == kind]
+    return found
 
 
 def ending(path: Path) -> tuple[bool, str | None]:
@@ -119,10 +120,12 @@ def test_without_root_it_names_sudo(tmp_path: Path, sleeper: Process) -> None:
     assert "sudo ttftprof record" in outcome.said
 
 
+_IN_A_PID_NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc")
+
+
 def test_in_a_process_namespace_of_its_own_it_refuses(tmp_path: Path) -> None:
     done = subprocess.run(
-        ["unshare", "--pid", "--fork", "--mount-proc"]
-        + [sys.executable, "-m", "ttftprof", "record", "-o", "a.ttft", "--", "true"],
+        [*_IN_A_PID_NAMESPACE, sys.executable, "-m", "ttftprof", "record", "--", "true"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -162,8 +165,12 @@ def test_nobody_of_that_name(tmp_path: Path, option: str) -> None:
     assert outcome.has_next_step
 
 
+def copy_of_sleep(path: Path) -> str:
+    return str(shutil.copy("/bin/sleep", path))
+
+
 def test_two_servers_of_one_name_are_listed_and_none_is_taken(tmp_path: Path) -> None:
-    program = shutil.copy("/bin/sleep", tmp_path / "ttft-twin")
+    program = copy_of_sleep(tmp_path / "ttft-twin")
     with running(program, "1000") as one, running(program, "1000") as two:
         outcome = record("--name", "ttft-twin", cwd=tmp_path)
     assert outcome.code == 3
@@ -174,7 +181,7 @@ def test_two_servers_of_one_name_are_listed_and_none_is_taken(tmp_path: Path) ->
 
 
 def test_two_inference_servers_are_listed_where_no_target_is_given(tmp_path: Path) -> None:
-    program = shutil.copy("/bin/sleep", tmp_path / "llama-server")
+    program = copy_of_sleep(tmp_path / "llama-server")
     with running(program, "1000") as one, running(program, "1000") as two:
         outcome = record(cwd=tmp_path)
     assert outcome.code == 3
@@ -184,16 +191,16 @@ def test_two_inference_servers_are_listed_where_no_target_is_given(tmp_path: Pat
 
 def test_a_name_of_its_own_is_not_itself(tmp_path: Path) -> None:
     """The recorder runs under the name of its interpreter too."""
-    program = shutil.copy("/bin/sleep", tmp_path / Path(sys.executable).name)
+    program = copy_of_sleep(tmp_path / Path(sys.executable).name)
     with running(program, "1000"):
-        outcome = record("--name", program.name, "--duration", "0", "-q", cwd=tmp_path)
+        outcome = record("--name", Path(program).name, "--duration", "0", "-q", cwd=tmp_path)
     assert "ttftprof record" not in outcome.said.replace("ttftprof record, without", "")
 
 
 def test_the_id_of_a_thread_means_its_process(tmp_path: Path) -> None:
     script = (
-        "import threading, time; t = threading.Thread(target=time.sleep, args=(1000,), daemon=True);"
-        "t.start(); print(t.native_id, flush=True); t.join()"
+        "import threading, time; t = threading.Thread(target=time.sleep, args=(1000,)); t.start();"
+        "print(t.native_id, flush=True); t.join()"
     )
     with running(sys.executable, "-c", script) as process:
         assert process.stdout is not None
@@ -360,9 +367,9 @@ def own_programs(pid: int) -> set[int]:
     """Ids of the BPF programs that a process holds."""
     ids = set()
     for entry in Path(f"/proc/{pid}/fdinfo").iterdir():
-        for line in entry.read_text().splitlines():
-            if line.startswith("prog_id:"):
-                ids.add(int(line.split()[1]))
+        with suppress(FileNotFoundError):  # closed meanwhile
+            lines = entry.read_text().splitlines()
+            ids |= {int(line.split()[1]) for line in lines if line.startswith("prog_id:")}
     return ids
 
 
@@ -557,7 +564,7 @@ def tgids(seen: Recording) -> set[int]:
     with seen.reader() as reader:
         found = {int(t) for stream in ("events", "threads") for t in reader.stream(stream)["tgid"]}
         facts = {
-            int(fact.get("tgid", fact.get("pid")))
+            int(fact["tgid" if "tgid" in fact else "pid"])
             for kind in reader.fact_kinds()
             for _, fact in reader.facts(kind)
             if "tgid" in fact or "pid" in fact

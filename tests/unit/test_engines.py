@@ -70,9 +70,6 @@ def test_secrets_are_never_shown(argv: list[str]) -> None:
     assert len(shown) == len(argv)
 
 
-@pytest.mark.xfail(
-    reason="catalog.without_secrets knows one argument an option, and no shell words"
-)
 @pytest.mark.parametrize(
     "argv",
     [

@@ -1,4 +1,4 @@
-"""The recording survives what happens to files: kills, full disks, cuts, flipped bits, strangers."""
+"""A recording survives what happens to files: kills, full disks, cuts, flipped bits, strangers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from conftest import unsupported
 from ttftprof import recording
-from ttftprof.errors import OutputError, RecordingError, TtftprofError
+from ttftprof.errors import OutputError, RecordingError
 from ttftprof.events import EVENT, FILE_ROW, THREAD_ROW, Records
 from ttftprof.recording import (
     APPLICATION_ID,
@@ -314,20 +314,25 @@ def test_a_recording_in_a_read_only_folder_reads(tmp_path: Path) -> None:
         assert read_all(folder / "a.ttft")["complete"]
 
 
+def fill(writer: Writer, committed: list[int]) -> None:
+    """Writes without end, and says how many rows of each batch were committed."""
+    while True:
+        writer.add_batch("events", records(200, seed=len(committed)))
+        writer.commit()
+        committed.append(200)
+
+
 def test_a_full_disk_is_an_error_that_keeps_what_was_committed(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "1m") as disk:
         writer = Writer(disk / "a.ttft")
-        written = 0
+        committed: list[int] = []
         with pytest.raises(OutputError, match="full") as caught:
-            for number in range(10_000):
-                writer.add_batch("events", records(200, seed=number))
-                writer.commit()
-                written += 200
+            fill(writer, committed)
         writer.abandon()
         assert caught.value.exit_code == 7
         assert caught.value.next_step
         contents = read_all(disk / "a.ttft")
-        assert len(contents["events"]) == written > 0
+        assert len(contents["events"]) == sum(committed) > 0
         assert not contents["complete"]
 
 
@@ -417,12 +422,10 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def reads_or_says_why(path: Path) -> bool:
-    """Whether a damaged recording still reads; the only error it may give is ours."""
+    """Whether a damaged recording still reads; any other error than ours goes through."""
     try:
         read_all(path)
-    except TtftprofError as error:
-        assert isinstance(error, RecordingError)
-        assert error.message
+    except RecordingError:
         return False
     return True
 

@@ -54,27 +54,57 @@ def recognise(exe: str, argv: Sequence[str]) -> Engine | None:
     return None
 
 
-_SECRET = re.compile(r"(key|token|secret|password|passwd|auth|credential)", re.IGNORECASE)
+_SECRET = re.compile(r"key|token|secret|password|passwd|auth|credential", re.IGNORECASE)
+_SHORT_SECRETS = {"-hft"}  # llama.cpp's short form of --hf-token
 _HIDDEN = "•••"
+# Secrets inside one argument: a shell line, a header, a URL with a password.
+_INSIDE: tuple[tuple[re.Pattern[str], str], ...] = (
+    (
+        re.compile(
+            r"(--?[\w-]*(?:key|token|secret|passw|auth|credential)[\w-]*(?:\s+|=))[^\s'\"]+",
+            re.IGNORECASE,
+        ),
+        rf"\1{_HIDDEN}",
+    ),
+    (
+        re.compile(r"(\b\w*(?:KEY|TOKEN|SECRET|PASSW\w*|CREDENTIAL\w*)=)\S+", re.IGNORECASE),
+        rf"\1{_HIDDEN}",
+    ),
+    (
+        re.compile(r"((?:authorization|[\w-]*(?:key|token))\s*:\s*).+", re.IGNORECASE),
+        rf"\1{_HIDDEN}",
+    ),
+    (re.compile(r"\b(bearer|basic)\s+\S+", re.IGNORECASE), rf"\1 {_HIDDEN}"),
+    (re.compile(r"(://)[^/@\s]+@"), rf"\1{_HIDDEN}@"),
+)
 
 
 def without_secrets(argv: Sequence[str]) -> list[str]:
-    """The command line with the values of options that may hold secrets blotted out.
+    """The command line with everything that may be a secret blotted out.
 
-    Options: `--api-key VALUE`, `--hf-token=VALUE`, and `NAME=VALUE` assignments alike.
+    The values of options whose name speaks of a key, token or password (all values, up to the next
+    option), `NAME=VALUE` assignments alike, and such things inside a shell line, a header or a URL.
     """
     shown: list[str] = []
-    hide_next = False
+    hiding = first = False
     for argument in argv:
-        name, equals, _ = argument.partition("=")
-        if hide_next and not argument.startswith("--"):
+        is_option = argument.startswith("-")
+        # A key may begin with a dash; two of them are the next option.
+        if hiding and not argument.startswith("--" if first else "-"):
             shown.append(_HIDDEN)
-            hide_next = False
+            first = False
             continue
-        secret = bool(_SECRET.search(name)) and (name.startswith("-") or bool(equals))
-        hide_next = secret and not equals
-        shown.append(f"{name}={_HIDDEN}" if secret and equals else argument)
+        name, equals, _ = argument.partition("=")
+        secret = bool(_SECRET.search(name)) and (is_option or bool(equals)) and " " not in name
+        hiding = first = (secret and not equals) or argument in _SHORT_SECRETS
+        shown.append(f"{name}={_HIDDEN}" if secret and equals else _blotted(argument))
     return shown
+
+
+def _blotted(argument: str) -> str:
+    for pattern, replacement in _INSIDE:
+        argument = pattern.sub(replacement, argument)
+    return argument
 
 
 # What ends in one of these holds weights; anything else may, if it is the biggest file mapped.

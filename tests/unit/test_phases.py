@@ -1,0 +1,614 @@
+"""Each phase and each rule on a recording made for it; the partition is exact in all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from ttftprof.events import Kind
+from ttftprof.model import Phase, Request
+from ttftprof.phases import requests_of
+from ttftprof.sources.http import BEGAN_BEFORE
+from unit.recordings import (
+    A_GGUF,
+    B_GGUF,
+    FRONT,
+    MIB,
+    NEW,
+    OLD,
+    Scene,
+    answered,
+    ended,
+    launched,
+    ms,
+    ns,
+    router_switch,
+    two_models,
+)
+
+Part = tuple[str, float, float, str]
+"""(phase, begin, end, basis), ms."""
+O, I = "observed", "inferred"  # noqa: E741
+
+
+def parts(phases: tuple[Phase, ...]) -> list[Part]:
+    return [(p.phase, ms(p.start_ns), ms(p.end_ns), p.basis) for p in phases]
+
+
+def check(request: Request, *expected: Part) -> None:
+    """The phases are these; they abut and cover the wait, and so do the activities."""
+    assert parts(request.phases) == list(expected)
+    assert all(
+        a.end_ns == b.start_ns for a, b in zip(request.phases, request.phases[1:], strict=False)
+    )
+    length = request.phases[-1].end_ns - request.start_ns if request.phases else 0
+    assert sum(request.phase_totals().values()) == length
+    assert sum(request.activity_totals().values()) == length
+    assert request.ttft_ns in (None, length)
+
+
+# What follows once the server is able to serve, in the shared scenes.
+SERVED = (
+    ("ready_gap", 560, 572, O),
+    ("prefill", 572, 700, O),
+    ("first_decode", 700, 716, O),
+)
+STARTED = (("launch", 163, 200, O), ("load", 200, 500, O), ("init", 500, 560, O), *SERVED)
+
+
+# -- a switch by a router -------------------------------------------------------------------------
+
+
+def test_a_whole_switch() -> None:
+    request = router_switch().only_request()
+    check(request, ("queue", 100, 103, I), ("evict", 103, 163, O), *STARTED)
+    assert request.switched
+    assert all(phase.evidence for phase in request.phases)
+
+
+def started(scene: Scene) -> Scene:
+    return answered(launched(scene).log(NEW, "model_loaded", 560))
+
+
+@dataclass(frozen=True)
+class FirstAct:
+    """What is seen of the old model's end, when it shows, and on what it rests."""
+
+    at: float
+    basis: str
+    kind: str
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        FirstAct(103, I, "signal"),
+        FirstAct(102, I, "log"),
+        FirstAct(105, I, "context_free"),
+        FirstAct(107, I, "model_free"),
+    ],
+)
+def test_eviction_begins_with_the_first_act_seen(act: FirstAct) -> None:
+    scene = two_models().exited(OLD, 150, gone=160)
+    if act.kind == "signal":
+        scene.signalled(OLD, act.at)
+    elif act.kind == "log":
+        scene.log(FRONT, "evicting", act.at, model="a")
+    else:
+        scene.call(OLD, act.kind, act.at, act.at + 20)
+    request = started(scene).only_request()
+    check(request, ("queue", 100, act.at, act.basis), ("evict", act.at, 163, O), *STARTED)
+
+
+def test_without_any_act_seen_eviction_begins_at_once() -> None:
+    request = started(two_models().exited(OLD, 150, gone=160)).only_request()
+    check(request, ("evict", 100, 163, O), *STARTED)
+
+
+def test_acts_of_before_and_after_are_not_this_eviction() -> None:
+    scene = ended(two_models()).signalled(OLD, 20).log(FRONT, "evicting", 40).signalled(OLD, 700)
+    check(started(scene).only_request(), ("queue", 100, 103, I), ("evict", 103, 163, O), *STARTED)
+
+
+def test_a_process_without_a_model_that_ends_is_no_eviction() -> None:
+    scene = two_models().process(400, "sh", ppid=1).signalled(400, 110).exited(400, 120, gone=121)
+    first = started(scene).only_request().phases[0]
+    assert (first.phase, ms(first.end_ns), first.basis) == ("queue", 163, I)
+
+
+@pytest.mark.parametrize(("arrived", "phase"), [(100, "queue"), (63, "queue"), (62, "unexplained")])
+def test_without_an_old_model_only_a_short_wait_for_the_launch_is_a_queue(
+    arrived: float, phase: str
+) -> None:
+    scene = launched(two_models()).log(NEW, "model_loaded", 560)
+    check(answered(scene, front_at=arrived).only_request(), (phase, arrived, 163, I), *STARTED)
+
+
+def test_what_holds_a_model_is_told_by_its_files_calls_or_answers() -> None:
+    by_answers = Scene().process(FRONT, "front").process(OLD, "server").file(B_GGUF)
+    by_answers.request(OLD, 20, token=30, ports=(9_000, 40_000), generates=True)
+    by_answers.connected(FRONT, 19, local=40_000, remote=9_000)
+    request = started(ended(by_answers)).only_request()
+    assert request.phases[1].phase == "evict"
+
+
+def test_the_busy_old_model_is_waited_for_first() -> None:
+    """Somebody else's answer has to end before its model is evicted."""
+    scene = two_models().request(FRONT, 10, token=20, end=102, ports=(8_080, 50_001), model="a")
+    ahead, request = started(ended(scene)).report().requests
+    check(request, ("queue", 100, 102, O), ("queue", 102, 103, I), ("evict", 103, 163, O), *STARTED)
+    assert not ahead.switched
+
+
+# -- markers that are missing ---------------------------------------------------------------------
+
+
+def test_without_log_lines_the_last_call_tells_readiness() -> None:
+    request = answered(launched(ended(two_models()))).only_request()
+    check(
+        request,
+        ("queue", 100, 103, I), ("evict", 103, 163, O), ("launch", 163, 200, O),
+        ("load", 200, 500, O), ("init", 500, 550, I), ("ready_gap", 550, 572, O), *SERVED[1:],
+    )  # fmt: skip
+
+
+def unmarked(*, prompt_ms: float | None = None) -> Scene:
+    """A switch of a server that exports no call that is known, and logs nothing."""
+    scene = ended(two_models()).forked(NEW, 162, parent=FRONT).executed(NEW, 163)
+    scene.connected(FRONT, 571, local=40_001, remote=9_001)
+    scene.request(FRONT, 100, token=716)
+    timings = {} if prompt_ms is None else {"prompt_ms": prompt_ms}
+    return scene.request(NEW, 572, token=715, ports=(9_001, 40_001), timings=timings)
+
+
+BEFORE_LOAD = (("queue", 100, 103, I), ("evict", 103, 163, O), ("launch", 163, 200, O))
+
+
+def test_a_mapped_load_without_calls_ends_with_the_last_activity_on_the_file() -> None:
+    scene = unmarked().opened(NEW, B_GGUF, 190).mapped(NEW, B_GGUF, 200).listened(NEW, 540)
+    scene.file_row(B_GGUF, 220, added_pages=10).file_row(B_GGUF, 480, added_pages=25_600)
+    scene.file_row(B_GGUF, 500, added_pages=25_600, evicted_pages=5)
+    check(
+        scene.only_request(),
+        *BEFORE_LOAD, ("load", 200, 480, I), ("init", 480, 540, O), ("ready_gap", 540, 572, O),
+        ("prefill", 572, 716, I),
+    )  # fmt: skip
+
+
+def test_activity_of_before_the_load_is_not_its_end() -> None:
+    scene = unmarked().mapped(NEW, B_GGUF, 200).listened(NEW, 540)
+    scene.file_row(B_GGUF, 190, added_pages=500).file_row(B_GGUF, 300, added_pages=500, opens=1)
+    load = next(
+        p for p in scene.mapped(NEW, B_GGUF, 200).only_request().phases if p.phase == "init"
+    )
+    assert ms(load.start_ns) == 200
+
+
+def test_a_load_by_reading_without_calls() -> None:
+    scene = unmarked(prompt_ms=100).opened(NEW, B_GGUF, 170).has_read(NEW, B_GGUF, 170, 171, 4096)
+    scene.opened(NEW, B_GGUF, 190).has_read(NEW, B_GGUF, 200, 300, 50 * MIB)
+    scene.has_read(NEW, B_GGUF, 300, 420, 50 * MIB).listened(NEW, 540)
+    check(
+        scene.only_request(),
+        *BEFORE_LOAD, ("load", 200, 420, I), ("init", 420, 540, O), ("ready_gap", 540, 572, O),
+        ("prefill", 572, 672, I), ("first_decode", 672, 716, O),
+    )  # fmt: skip
+
+
+def test_a_small_or_failed_map_is_no_load() -> None:
+    scene = unmarked().mapped(NEW, B_GGUF, 180, length=MIB).mapped(NEW, B_GGUF, 185, flags=4)
+    scene.opened(NEW, B_GGUF, 190).has_read(NEW, B_GGUF, 200, 420, 100 * MIB).listened(NEW, 540)
+    assert ("load", 200, 420, I) in parts(scene.only_request().phases)
+
+
+def test_a_health_check_that_passes_tells_readiness() -> None:
+    scene = unmarked().mapped(NEW, B_GGUF, 200)
+    for at, status in ((300, 503), (520, 200), (560, 200)):
+        scene.request(NEW, at, headers=at, end=at, ports=(9_001, 40_002), status=status,
+                      endpoint="/health", method="GET", generates=False)  # fmt: skip
+    assert ("init", 200, 520, I) in parts(scene.only_request().phases)
+
+
+def test_nothing_known_of_the_new_process_is_a_launch_until_it_served() -> None:
+    request = unmarked().only_request()
+    assert parts(request.phases)[-1] == ("prefill", 572, 716, I)
+    assert sum(request.phase_totals().values()) == request.ttft_ns
+
+
+def test_the_memory_fit_pass_is_part_of_the_launch() -> None:
+    scene = ended(two_models()).forked(NEW, 162).executed(NEW, 163)
+    scene.call(NEW, "model_load", 170, 180).call(NEW, "context_init", 181, 185)
+    scene.call(NEW, "context_free", 186, 187).call(NEW, "model_free", 188, 189)
+    request = answered(launched(scene).log(NEW, "model_loaded", 560)).only_request()
+    assert ("launch", 163, 200, O) in parts(request.phases)
+    assert "load" not in {p.phase for p in request.phases if ms(p.end_ns) <= 200}
+
+
+def test_a_front_that_tries_again_is_served_by_the_last_try() -> None:
+    scene = ended(two_models()).connected(FRONT, 510, local=40_001, remote=9_001)
+    scene.request(NEW, 510, headers=511, end=511, ports=(9_001, 40_001), status=503,
+                  outcome="error")  # fmt: skip
+    request = started(scene).only_request()
+    check(request, ("queue", 100, 103, I), ("evict", 103, 163, O), *STARTED)
+
+
+# -- one server, restarted ------------------------------------------------------------------------
+
+
+def restarted(accepted: float = 565) -> Scene:
+    """The new server listens from 170 and takes connections once it is able to serve."""
+    scene = ended(two_models())
+    launched(scene).listened(NEW, 170).log(NEW, "model_loaded", 560)
+    scene.accepted(NEW, accepted, socket=0xABC)
+    return (
+        scene.request(NEW, 180, token=716, socket=0xABC, prompt_tokens=38, cached_tokens=0)
+        .call(NEW, "decode", 575, 640, value=32)
+        .call(NEW, "decode", 641, 700, value=6)
+    )
+
+
+def test_a_request_in_the_backlog_of_a_server_that_starts() -> None:
+    check(
+        restarted().only_request(),
+        ("launch", 180, 200, O), ("load", 200, 500, O), ("init", 500, 560, O),
+        ("ready_gap", 560, 565, O), ("prefill", 565, 700, O), ("first_decode", 700, 716, O),
+    )  # fmt: skip
+
+
+def test_a_warm_up_before_the_backlog_is_taken_is_not_a_prefill() -> None:
+    scene = ended(two_models())
+    launched(scene).listened(NEW, 170).accepted(NEW, 565, socket=0xABC)
+    scene.request(NEW, 180, token=716, socket=0xABC).call(NEW, "decode", 575, 700, value=38)
+    assert ("init", 500, 550, I) in parts(scene.only_request().phases)
+
+
+def test_a_restart_that_nobody_waits_for_is_a_start() -> None:
+    scene = launched(ended(two_models())).log(NEW, "model_loaded", 560)
+    report = scene.request(NEW, 900, token=950, ports=(9_001, 50_000)).report()
+    (start,) = report.starts
+    assert parts(start.phases) == [
+        ("evict", 103, 163, O),
+        ("launch", 163, 200, O),
+        ("load", 200, 500, O),
+        ("init", 500, 560, O),
+    ]
+    assert (start.outcome, start.model, start.endpoint) == ("ok", "b.gguf", "")
+    assert not report.requests[0].switched
+
+
+def test_a_start_that_was_not_seen_to_its_end() -> None:
+    scene = Scene(end=400).file(B_GGUF).forked(NEW, 162).executed(NEW, 163)
+    (start,) = scene.call(NEW, "model_load", 200, None).report().starts
+    assert parts(start.phases) == [("launch", 163, 200, O), ("unexplained", 200, 400, I)]
+    assert start.outcome == "incomplete"
+
+
+@pytest.mark.parametrize("begin", [163, 100])
+def test_a_load_at_or_before_its_process_is_no_start(begin: float) -> None:
+    """Only a damaged recording says so."""
+    scene = Scene().file(B_GGUF).forked(NEW, 50).executed(NEW, 163)
+    report = scene.call(NEW, "model_load", begin, begin).report()
+    assert all(start.phases for start in report.starts)
+
+
+# -- a switch within one process ------------------------------------------------------------------
+
+
+def in_process(*, frees: bool = True, answered_before: bool = False) -> Scene:
+    """The process has model A, and loads B with the request in hand."""
+    scene = Scene().process(NEW, "server").file(A_GGUF, size_bytes=400 * MIB).file(B_GGUF)
+    scene.held(NEW, A_GGUF)
+    if answered_before:
+        scene.request(NEW, 10, token=20, end=50, ports=(8_080, 50_001), model="a")
+    if frees:
+        scene.call(NEW, "context_free", 110, 120).call(NEW, "model_free", 121, 150)
+    scene.call(NEW, "model_load", 160, 400).opened(NEW, B_GGUF, 165).mapped(NEW, B_GGUF, 170)
+    scene.call(NEW, "context_init", 410, 450)
+    scene.call(NEW, "decode", 460, 600, value=38)
+    return scene.request(NEW, 100, token=610, prompt_tokens=38, cached_tokens=0)
+
+
+RELOADED = (
+    ("load", 160, 400, O), ("init", 400, 450, I), ("prefill", 450, 600, O),
+    ("first_decode", 600, 610, O),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("answered_before", [True, False])
+def test_a_reload_within_the_process(answered_before: bool) -> None:
+    request = in_process(answered_before=answered_before).report().requests[-1]
+    check(request, ("queue", 100, 110, I), ("evict", 110, 160, O), *RELOADED)
+    assert request.switched
+    assert [f.path for f in request.files if f.is_weights] == [f"/models/{B_GGUF}.gguf"]
+
+
+def test_a_reload_whose_making_room_was_not_seen() -> None:
+    request = in_process(frees=False, answered_before=True).report().requests[-1]
+    check(request, ("unexplained", 100, 160, I), *RELOADED)
+
+
+def test_a_reload_after_somebody_elses_answer() -> None:
+    scene = in_process().request(NEW, 10, token=20, end=105, ports=(8_080, 50_001), model="a")
+    request = scene.report().requests[-1]
+    check(
+        request, ("queue", 100, 105, O), ("queue", 105, 110, I), ("evict", 110, 160, O), *RELOADED
+    )
+
+
+def test_a_request_that_comes_in_anothers_reload_is_queued() -> None:
+    scene = in_process(answered_before=True)
+    scene.request(NEW, 200, token=700, ports=(8_080, 50_002), prompt_tokens=10)
+    scene.call(NEW, "decode", 620, 690, value=10)
+    request = scene.report().requests[-1]
+    assert parts(request.phases)[0] == ("queue", 200, 450, I)
+
+
+# -- no switch ------------------------------------------------------------------------------------
+
+
+def resident(token: float = 160) -> Scene:
+    """The front passes a request on to a server that has its model."""
+    scene = two_models().connected(FRONT, 101, local=40_001, remote=9_001)
+    scene.request(FRONT, 100, token=token + 1, model="a")
+    return scene.request(OLD, 102, token=token, ports=(9_001, 40_001), model="a", prompt_tokens=38)
+
+
+def test_a_resident_model() -> None:
+    request = resident().call(OLD, "decode", 105, 150, value=38).only_request()
+    check(
+        request,
+        ("ready_gap", 100, 102, O), ("prefill", 102, 150, O), ("first_decode", 150, 161, O),
+    )  # fmt: skip
+    assert not request.switched
+
+
+@pytest.mark.parametrize(
+    ("prompt", "cached", "end"),
+    [(38, 0, 150), (38, 6, 140), (70, 32, 150), (38, 38, 150), (None, None, 150), (999, 0, 150)],
+)
+def test_the_last_prompt_token_is_counted(prompt: int | None, cached: int | None, end: int) -> None:
+    scene = Scene().process(NEW).call(NEW, "decode", 105, 140, value=32)
+    scene.call(NEW, "decode", 141, 150, value=6).call(NEW, "decode", 151, 155, value=1)
+    scene.request(NEW, 100, token=160, prompt_tokens=prompt, cached_tokens=cached)
+    assert ("prefill", 100, end, O) in parts(scene.only_request().phases)
+
+
+def test_a_prompt_of_one_token() -> None:
+    scene = Scene().process(NEW).call(NEW, "decode", 105, 110, value=1)
+    scene.call(NEW, "decode", 111, 115, value=1).request(NEW, 100, token=120)
+    assert parts(scene.only_request().phases)[0] == ("prefill", 100, 110, O)
+
+
+@pytest.mark.parametrize(
+    ("timings", "end"),
+    [
+        ({"prompt_ms": 40.0}, 140),
+        ({"prompt_eval_duration_ns": 30e6}, 130),
+        ({"prompt_ms": 1e12}, 160),
+        ({"prompt_ms": 0.0}, 160),
+    ],
+)
+def test_the_servers_own_figure_tells_prefill(timings: dict[str, float], end: float) -> None:
+    request = Scene().process(NEW).request(NEW, 100, token=160, timings=timings).only_request()
+    assert parts(request.phases)[0] == ("prefill", 100, end, I)
+    assert sum(request.phase_totals().values()) == request.ttft_ns
+
+
+def test_without_any_marker_all_is_prefill_by_inference() -> None:
+    request = Scene().process(NEW).request(NEW, 100, token=160).only_request()
+    check(request, ("prefill", 100, 160, I))
+
+
+# -- queued ---------------------------------------------------------------------------------------
+
+
+def one_slot() -> Scene:
+    """A server with one slot, which another request has from 20 to 130."""
+    scene = Scene().process(NEW).request(NEW, 20, token=40, end=130, ports=(8_080, 50_001))
+    scene.call(NEW, "decode", 135, 150, value=38)
+    return scene.request(NEW, 100, token=160, prompt_tokens=38)
+
+
+def last(scene: Scene) -> list[Part]:
+    request = scene.report().requests[-1]
+    assert sum(request.phase_totals().values()) == request.ttft_ns
+    return parts(request.phases)
+
+
+def test_queued_behind_the_same_model() -> None:
+    scene = one_slot().log(NEW, "slot_start", 22).log(NEW, "slot_start", 131)
+    assert last(scene)[:2] == [("queue", 100, 131, O), ("prefill", 131, 150, O)]
+
+
+def test_queued_without_the_servers_word() -> None:
+    assert last(one_slot())[:2] == [("queue", 100, 130, I), ("prefill", 130, 150, O)]
+
+
+def test_a_slot_line_may_be_written_twice() -> None:
+    scene = one_slot().log(NEW, "slot_start", 22).log(NEW, "slot_start", 22.1)
+    assert last(scene.log(NEW, "slot_start", 131))[0] == ("queue", 100, 131, O)
+
+
+def test_a_slot_of_its_own_beside_another_request() -> None:
+    """Two slots: the other request happens to end before this one's first token."""
+    scene = Scene().process(NEW).request(NEW, 20, token=40, end=130, ports=(8_080, 50_001))
+    scene.log(NEW, "slot_start", 22).log(NEW, "slot_start", 103)
+    scene.call(NEW, "decode", 105, 150, value=38).request(NEW, 100, token=160, prompt_tokens=38)
+    assert last(scene)[:2] == [("queue", 100, 103, O), ("prefill", 103, 150, O)]
+
+
+def test_the_third_waits_for_the_first_two() -> None:
+    scene = Scene().process(NEW)
+    scene.request(NEW, 20, token=40, end=130, ports=(8_080, 50_001))
+    scene.request(NEW, 50, token=150, end=200, ports=(8_080, 50_002))
+    for at in (22, 131, 202):
+        scene.log(NEW, "slot_start", at)
+    scene.call(NEW, "decode", 205, 250, value=38).request(NEW, 100, token=260, prompt_tokens=38)
+    assert last(scene)[:2] == [("queue", 100, 202, O), ("prefill", 202, 250, O)]
+
+
+def test_a_request_from_before_recording_takes_nobodys_slot() -> None:
+    scene = Scene().process(NEW)
+    scene.request(NEW, 5, token=90, end=130, ports=(8_080, 50_001), notes=[BEGAN_BEFORE])
+    scene.log(NEW, "slot_start", 131).call(NEW, "decode", 135, 150, value=38)
+    scene.request(NEW, 100, token=160, prompt_tokens=38)
+    assert last(scene)[0] == ("queue", 100, 131, O)
+
+
+def test_queued_behind_the_front() -> None:
+    """A front that serves one at a time passes the second on when the first is done."""
+    scene = two_models().connected(FRONT, 19, local=40_001, remote=9_001)
+    scene.request(FRONT, 20, token=31, end=130, ports=(8_080, 50_001), model="a", prompt_bytes=9)
+    scene.request(OLD, 22, token=30, end=129, ports=(9_001, 40_001), model="a", prompt_bytes=9)
+    scene.connected(FRONT, 131, local=40_002, remote=9_001).request(
+        FRONT, 100, token=161, model="a"
+    )
+    scene.request(OLD, 132, token=160, ports=(9_001, 40_002), model="a", prompt_tokens=38)
+    scene.call(OLD, "decode", 135, 150, value=38)
+    assert last(scene) == [
+        ("queue", 100, 130, O),
+        ("ready_gap", 130, 132, O),
+        ("prefill", 132, 150, O),
+        ("first_decode", 150, 161, O),
+    ]
+
+
+def test_a_second_request_for_the_model_that_is_being_loaded() -> None:
+    scene = router_switch().connected(FRONT, 573, local=40_002, remote=9_001)
+    scene.request(FRONT, 300, token=721, ports=(8_080, 50_002), prompt_bytes=99)
+    scene.request(NEW, 574, token=720, ports=(9_001, 40_002), prompt_bytes=99)
+    first, second = scene.report().requests
+    check(first, ("queue", 100, 103, I), ("evict", 103, 163, O), *STARTED)
+    assert parts(second.phases)[:2] == [("queue", 300, 560, O), ("ready_gap", 560, 574, O)]
+    assert second.switched
+
+
+# -- requests without a first token ---------------------------------------------------------------
+
+
+def test_a_client_that_hangs_up_in_the_load() -> None:
+    scene = launched(ended(two_models()))
+    request = scene.request(FRONT, 100, end=300, outcome="cancelled").only_request()
+    check(request, ("unexplained", 100, 300, I))
+    assert (request.outcome, request.ttft_ns) == ("cancelled", None)
+
+
+def test_a_client_that_hangs_up_in_the_backlog_tells_what_it_waited_for() -> None:
+    scene = ended(two_models())
+    launched(scene).listened(NEW, 170)
+    request = scene.request(NEW, 180, end=300, outcome="cancelled").only_request()
+    assert parts(request.phases)[0][:2] == ("launch", 180)
+    assert request.verdict.cause == "unknown"
+
+
+def test_a_server_that_answers_503_while_it_loads() -> None:
+    scene = ended(two_models())
+    launched(scene).listened(NEW, 170).log(NEW, "model_loaded", 560)
+    scene.request(NEW, 300, headers=301, end=302, status=503, outcome="error")
+    (request,) = scene.report().requests
+    check(request, ("load", 300, 302, O))
+    assert "answered with HTTP status 503" in request.notes
+
+
+def test_a_request_that_recording_did_not_see_the_end_of() -> None:
+    request = Scene(end=500).process(FRONT).request(FRONT, 100).only_request()
+    check(request, ("unexplained", 100, 500, I))
+
+
+def test_a_request_that_ends_as_it_begins_has_no_phases() -> None:
+    request = Scene().process(FRONT).request(FRONT, 100, end=100, outcome="error").only_request()
+    check(request)
+
+
+# -- what recording did not see -------------------------------------------------------------------
+
+
+def test_a_back_end_without_sockets_of_its_own() -> None:
+    """Over a Unix socket the front is all that is seen: its wait is not called observed."""
+    scene = launched(ended(two_models())).request(FRONT, 100, token=716)
+    request = scene.only_request()
+    assert {p.basis for p in request.phases} == {I}
+    assert sum(request.phase_totals().values()) == request.ttft_ns
+
+
+def attached() -> Scene:
+    """Recording begins with the request under way and the new process there."""
+    scene = Scene().process(NEW, "server").file(B_GGUF).held(NEW, B_GGUF)
+    scene.call(NEW, "context_init", 501, 530).call(NEW, "decode", 531, 550, value=2)
+    scene.accepted(NEW, 565, socket=0xABC).call(NEW, "decode", 575, 700, value=38)
+    return scene.request(NEW, 565, token=716, socket=0xABC, prompt_tokens=38, notes=[BEGAN_BEFORE])
+
+
+def test_recording_that_began_in_the_load() -> None:
+    request = attached().log(NEW, "model_loaded", 560).only_request()
+    check(
+        request,
+        ("load", 0, 501, I), ("init", 501, 560, O), ("ready_gap", 560, 565, O),
+        ("prefill", 565, 700, O), ("first_decode", 700, 716, O),
+    )  # fmt: skip
+    assert "it began before recording did: it waited at least this long" in request.notes
+
+
+def test_recording_that_began_in_the_launch() -> None:
+    scene = attached().call(NEW, "model_load", 200, 500)
+    assert parts(scene.only_request().phases)[:2] == [
+        ("launch", 0, 200, O),
+        ("load", 200, 500, O),
+    ]
+
+
+def test_a_pid_that_had_another_life() -> None:
+    """The new server has the pid of one that ended in this recording."""
+    scene = Scene().process(NEW, "server").file(A_GGUF).held(NEW, A_GGUF)
+    scene.call(NEW, "model_load", 5, 8).call(NEW, "decode", 12, 15, value=9)
+    scene.request(NEW, 10, token=20, ports=(9_000, 50_001)).exited(NEW, 80, gone=85)
+    ended(scene.process(FRONT).process(OLD).file(B_GGUF).held(OLD, A_GGUF))
+    request = answered(launched(scene)).report().requests[-1]
+    check(
+        request,
+        ("queue", 100, 103, I), ("evict", 103, 163, O), ("launch", 163, 200, O),
+        ("load", 200, 500, O), ("init", 500, 550, I), ("ready_gap", 550, 572, O), *SERVED[1:],
+    )  # fmt: skip
+
+
+# -- who is behind whom ---------------------------------------------------------------------------
+
+
+def test_requests_are_paired_by_body_and_model() -> None:
+    scene = Scene().process(FRONT).process(OLD).process(NEW)
+    for port in (40_001, 40_002):
+        scene.connected(FRONT, 5, local=port, remote=9_001).connected(FRONT, 5, port, 9_002)
+    scene.request(FRONT, 10, token=60, prompt_bytes=5, ports=(8_080, 50_001), model="b")
+    scene.request(FRONT, 11, token=50, prompt_bytes=5, ports=(8_080, 50_002), model="a")
+    scene.request(OLD, 12, token=49, prompt_bytes=5, ports=(9_001, 40_001), model="a")
+    scene.request(NEW, 13, token=59, prompt_bytes=5, ports=(9_002, 40_002), model="b")
+    served = requests_of(scene.timeline())
+    assert [(s.front.model, s.server) for s in served] == [("b", NEW), ("a", OLD)]
+
+
+def test_health_checks_are_no_requests() -> None:
+    scene = Scene().process(NEW).request(NEW, 10, headers=11, end=12, generates=False)
+    assert scene.report().requests == ()
+
+
+def test_a_connection_of_somebody_else_is_no_pair() -> None:
+    scene = Scene().process(FRONT).process(NEW).connected(OLD, 5, local=40_001, remote=9_001)
+    scene.request(FRONT, 10, token=60).request(NEW, 12, token=59, ports=(9_001, 40_001))
+    (served,) = requests_of(scene.timeline())
+    assert served.back is None
+
+
+def test_evidence_names_source_and_figure() -> None:
+    load = next(p for p in router_switch().only_request().phases if p.phase == "load")
+    (evidence,) = load.evidence
+    assert (evidence.source, evidence.value, evidence.unit) == ("call", ns(500) - ns(200), "ns")
+
+
+def test_forwarded_requests_tell_a_connection_from_before() -> None:
+    """A kept connection has no connect to be seen, but the request that goes over it."""
+    scene = Scene().process(FRONT).process(OLD)
+    scene.event(Kind.FORWARD, 11, FRONT, a=40_001 << 16 | 9_001)
+    scene.request(FRONT, 10, token=60).request(OLD, 12, token=59, ports=(9_001, 40_001))
+    (served,) = requests_of(scene.timeline())
+    assert served.server == OLD
