@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from ttftprof.events import CpuMode, Records, Wait
 from ttftprof.model import Activity
-from ttftprof.timeline import FOREVER, Ints, Timeline, Waits
+from ttftprof.timeline import FOREVER, Ints, Timeline, Waits, split_by
 
 _ACTIVITY_OF_WAIT = {
     Wait.RUNNABLE: "cpu",
@@ -95,6 +95,7 @@ def _label(threads: Sequence[Waits], start_ns: int, end_ns: int) -> tuple[Ints, 
         codes = np.where(levels[wait][keep] > 0, int(wait), codes)
     gaps = np.flatnonzero(codes < 0)
     codes[gaps] = _next_wake_reason(threads, edges[gaps + 1])
+    codes[edges[:-1] < min(t.born_ns for t in threads)] = Wait.OTHER  # nobody was there to wait
     return edges, [_ACTIVITY_OF_WAIT[Wait(int(code))] for code in codes]
 
 
@@ -121,6 +122,7 @@ def _changes(threads: Sequence[Waits], start_ns: int, end_ns: int) -> _Changes:
             hit = np.zeros(len(ns), np.int64) if reason is None else (reason == wait) * sign
             parts.append(hit.astype(np.int64))
 
+    add(np.zeros(1, np.int64), 0, None, 0)  # before the first is born, nobody runs
     for thread in threads:
         alive = np.array([max(min(thread.born_ns, end_ns), 0)], np.int64)
         add(alive, 1, None, 0)
@@ -164,17 +166,16 @@ class _Shares:
 
     def _read(self, rows: Records, armed_ns: int) -> None:
         """Sums the growth of all threads' counters at each snapshot."""
-        stamps, where = np.unique(rows["ns"].astype(np.int64), return_inverse=True)
+        stamps = np.unique(rows["ns"].astype(np.int64))
         width = len(CpuMode) + len(Wait) + 1
         grown = np.zeros((len(stamps), width))
-        for tid in np.unique(rows["tid"]):
-            mine = np.flatnonzero(rows["tid"] == tid)
-            own = rows[mine]
+        for own in split_by(rows, "tid").values():
             values = np.column_stack([own["samples"], own["short_ns"], own["cpu_ns"]]).astype(float)
             first = np.zeros(width) if int(own["since_ns"][0]) > armed_ns else values[0]
             steps = np.diff(values, axis=0, prepend=first[None, :])
             # A slot given to a new thread starts its counters anew.
-            np.add.at(grown, where[mine], np.where(steps < 0, 0, steps))
+            where = np.searchsorted(stamps, own["ns"].astype(np.int64))
+            np.add.at(grown, where, np.where(steps < 0, 0, steps))
         self._stamps = stamps
         self._parts = [_parts_of(row) for row in grown]
 

@@ -215,7 +215,7 @@ def test_a_missing_tracepoint_names_the_kernel_that_has_it(tmp_path: Path) -> No
 def test_a_file_systems_probe_is_missed_only_where_one_is_mounted(
     tmp_path: Path, euid: int
 ) -> None:
-    present = {name: False for name in ALL} | {"sched_process_fork": True}
+    present = dict.fromkeys(ALL, False) | {"sched_process_fork": True}
     absent = {
         p.stem: ProbeState(p.stem, "degraded", "the module was not loaded")
         for p in PROBES

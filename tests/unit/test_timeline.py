@@ -16,7 +16,19 @@ from ttftprof.events import Kind, Wait
 from ttftprof.recording import Reader
 from ttftprof.sources.http import BEGAN_BEFORE
 from ttftprof.timeline import FOREVER, Timeline, Waits, build
-from unit.recordings import ARMED_NS, B_GGUF, DEV, FRONT, MS, NEW, PAGE, Scene, ns, router_switch
+from unit.recordings import (
+    ARMED_NS,
+    B_GGUF,
+    DEV,
+    FRONT,
+    MS,
+    NEW,
+    PAGE,
+    Scene,
+    ms,
+    ns,
+    router_switch,
+)
 
 PID = 70
 
@@ -278,7 +290,12 @@ def test_a_file_has_its_rows_and_its_mount() -> None:
     timeline = scene.timeline()
     file = timeline.files[DEV, B_GGUF]
     assert (file.fstype, file.mount, file.read_ahead_kb) == ("nfs4", "/nas", 15)
-    assert (file.is_weights, file.rows["reads"].tolist()) == (True, [1, 3])
+    assert file.is_weights
+    assert [(ms(int(r["ns"])), int(r["reads"])) for r in file.rows] == [
+        (20, 1),
+        (40, 3),
+        (10_000, 3),
+    ]
     unnamed = timeline.files[DEV, 99]
     assert (unnamed.path, unnamed.fstype, unnamed.is_weights) == ("inode 99", None, False)
 
@@ -291,6 +308,15 @@ def test_a_counter_is_linear_between_its_snapshots(at: float, reads: float) -> N
     file = scene.timeline().files[DEV, 9]
     assert file.at("reads", ns(at)) == pytest.approx(reads)
     assert file.delta("reads", ns(0), ns(at)) == round(reads)
+
+
+def test_a_counter_grows_between_two_looks_not_since_its_last_row() -> None:
+    """A row is written when it changed; the looks between left none."""
+    scene = Scene().file(9).file_row(9, 20, reads=100).file_row(9, 1_020, reads=200)
+    for look in (20, 1_000, 1_020):
+        scene.thread_row(PID, look, cpu_ns=look)
+    file = scene.timeline().files[DEV, 9]
+    assert [file.at("reads", ns(at)) for at in (20, 500, 1_000, 1_010)] == [100, 100, 100, 150]
 
 
 def test_a_counter_without_rows_is_zero() -> None:
