@@ -67,6 +67,17 @@ def process_activities(timeline: Timeline, tgid: int, start_ns: int, end_ns: int
     return merged(pieces)
 
 
+def cpu_wait_ns(timeline: Timeline, tgid: int, start_ns: int, end_ns: int) -> int:
+    """How long threads of a process were ready to run and did not, summed over threads."""
+    total = 0
+    for thread in timeline.waits.get(tgid, ()):
+        ready = thread.reason == Wait.RUNNABLE
+        begin = np.maximum(thread.start_ns[ready], start_ns)
+        end = np.minimum(thread.end_ns[ready], end_ns)
+        total += int(np.maximum(end - begin, 0).sum())
+    return total
+
+
 def merged(pieces: Iterable[Activity]) -> list[Activity]:
     """Neighbours of the same kind as one; empty ones dropped."""
     out: list[Activity] = []
@@ -169,11 +180,10 @@ class _Shares:
         stamps = np.unique(rows["ns"].astype(np.int64))
         width = len(CpuMode) + len(Wait) + 1
         grown = np.zeros((len(stamps), width))
-        for own in split_by(rows, "tid").values():
+        for own in split_by(rows, "tid", "since_ns").values():
             values = np.column_stack([own["samples"], own["short_ns"], own["cpu_ns"]]).astype(float)
             first = np.zeros(width) if int(own["since_ns"][0]) > armed_ns else values[0]
             steps = np.diff(values, axis=0, prepend=first[None, :])
-            # A slot given to a new thread starts its counters anew.
             where = np.searchsorted(stamps, own["ns"].astype(np.int64))
             np.add.at(grown, where, np.where(steps < 0, 0, steps))
         self._stamps = stamps

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ttftprof import diagnosis, phases, storage
-from ttftprof.activities import merged, process_activities
-from ttftprof.events import Records
+from ttftprof import diagnosis, phases, remote, storage
+from ttftprof.activities import cpu_wait_ns, merged, process_activities
+from ttftprof.events import Kind, Records
 from ttftprof.model import (
     Activity,
     Overhead,
@@ -24,7 +24,7 @@ from ttftprof.model import (
 )
 from ttftprof.phases import Served
 from ttftprof.recording import Reader
-from ttftprof.timeline import FileFacts, Timeline, build
+from ttftprof.timeline import FileFacts, Timeline, build, split_by
 
 
 def analyse(path: Path) -> Report:
@@ -110,7 +110,7 @@ def _request(
         phases=parts,
         activities=tuple(_activities(timeline, parts, critical)),
         files=tuple(files),
-        mounts=tuple(storage.mounts_of(timeline, files)),
+        mounts=tuple(storage.mounts_of(timeline, files, front.start_ns, end_ns)),
         gpu=(),
         verdict=_UNJUDGED,
         notes=tuple(_request_notes(timeline, served)),
@@ -146,7 +146,7 @@ def _start(timeline: Timeline, started: phases.Started, identity: str) -> Reques
         phases=parts,
         activities=tuple(_activities(timeline, parts, started.critical_processes())),
         files=tuple(files),
-        mounts=tuple(storage.mounts_of(timeline, files)),
+        mounts=tuple(storage.mounts_of(timeline, files, begin_ns, end_ns)),
         gpu=(),
         verdict=_UNJUDGED,
     )
@@ -175,7 +175,25 @@ def _request_notes(timeline: Timeline, served: Served) -> list[str]:
         notes.append(f"answered with HTTP status {served.front.status}")
     if served.front.start_ns <= timeline.armed_ns:
         notes.append("it began before recording did: it waited at least this long")
+    notes.extend(_crowding(timeline, served))
     return notes
+
+
+CROWDED = 0.1  # share of the time in which a thread wanted to run and had to wait for a core
+
+
+def _crowding(timeline: Timeline, served: Served) -> list[str]:
+    """A note where the server had to share its cores: then nothing of it ran at its own pace."""
+    begin_ns, end_ns = served.front.start_ns, served.last_ns
+    waited = cpu_wait_ns(timeline, served.server, begin_ns, end_ns)
+    ran = storage.counted(timeline, {served.server}, "cpu_ns", begin_ns, end_ns)
+    if not waited or waited < CROWDED * (waited + ran):
+        return []
+    share = waited / (waited + ran)
+    return [
+        f"the server's threads waited for a free core {share:.0%} of the time they wanted to run: "
+        "other programs use the machine"
+    ]
 
 
 def _judged(timeline: Timeline, request: Request, everyone: Sequence[Request]) -> Request:
@@ -246,8 +264,7 @@ def _storage_series(timeline: Timeline, files: Sequence[FileFacts]) -> Series:
 def _fault_series(timeline: Timeline, counter: str, name: str) -> Series:
     columns = []
     for rows in timeline.thread_rows.values():
-        for tid in np.unique(rows["tid"]):
-            own: Records = rows[rows["tid"] == tid]
+        for own in split_by(rows, "tid", "since_ns").values():
             values = own[counter].astype(np.float64)
             new = int(own["since_ns"][0]) > timeline.armed_ns
             columns.append((own["ns"], values if new else values - values[0]))
@@ -288,4 +305,5 @@ def _notes(timeline: Timeline) -> list[str]:
     tls = sum(1 for e in timeline.exchanges if any("tls" in n.lower() for n in e.notes))
     if tls:
         notes.append(f"{tls} connection(s) were encrypted: their requests could not be read")
+    notes += remote.notes(timeline.remote, timeline.mounts, timeline.of_kind(Kind.REMOTE_STARVED))
     return notes

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import itertools
 import json
 import mmap
 import os
@@ -41,6 +42,7 @@ _WARM_BYTES = 32 * MIB
 _RANDOM_READS = 2000
 _STALL_S = 10.0
 _LEAST_CELL_S = 0.2
+_LEAST_POINTS = 6  # for a slope
 _RAMP_SHARE = 0.2  # of a cell's time that is left out: bursts, slow start, the first readahead
 
 
@@ -74,7 +76,7 @@ class Way:
 class Measured:
     """One cell of the matrix; `not_measured` says why it has no figures.
 
-    `bytes_per_second`: over the time in which all streams ran, the first fifth left out.
+    `bytes_per_second`: see `steady_rate`.
     Requests and latencies are the program's, one request from call to return; None for mmap, where
     the kernel makes the requests and `major_faults` says how often the program had to wait for
     one. `cpu_ns`: processor time of the reading thread or process; for several streams, their sum.
@@ -236,7 +238,9 @@ def steady_rate(streams: Sequence[Sequence[Sample]]) -> float | None:
     """Bytes per second while all streams ran, without the ramp at the start; None for no bytes.
 
     A token bucket, a TCP slow start or the first readahead gives the beginning away for nothing:
-    the first fifth is left out. Where too few requests remain, the mean over the whole.
+    the first fifth is left out. Of the rest, the slope of a straight line through (bytes so far,
+    when they were there), since readahead lets the bytes come in steps. Where too few requests
+    remain, the mean over the whole.
     """
     samples = sorted((s for stream in streams for s in stream), key=lambda s: s.end_ns)
     if not samples:
@@ -244,12 +248,18 @@ def steady_rate(streams: Sequence[Sequence[Sample]]) -> float | None:
     begin = min(s.start_ns for s in samples)
     last = min(stream[-1].end_ns for stream in streams if stream)
     ramp = begin + (last - begin) * _RAMP_SHARE
-    first = max((s.end_ns for s in samples if s.end_ns <= ramp), default=begin)
-    inside = [s for s in samples if first < s.end_ns <= last]
-    if len(inside) < max(4, len(samples) // 2) or last <= first:
-        first, last, inside = begin, samples[-1].end_ns, samples
-    spent = last - first
-    return sum(s.got for s in inside) / spent * NS_PER_S if spent > 0 else None
+    totals = itertools.accumulate(s.got for s in samples)
+    points = [
+        (total, s.end_ns)
+        for total, s in zip(totals, samples, strict=True)
+        if ramp < s.end_ns <= last
+    ]
+    if len(points) >= max(_LEAST_POINTS, len(samples) // 2):
+        slope = statistics.linear_regression(*zip(*points, strict=True)).slope
+        if slope > 0:
+            return NS_PER_S / slope
+    spent = samples[-1].end_ns - begin
+    return sum(s.got for s in samples) / spent * NS_PER_S if spent > 0 else None
 
 
 def _figures(way: Way, read_ahead_kb: int | None, taken: _Taken) -> Measured:

@@ -2,7 +2,7 @@
 
 It interprets nothing beyond what privacy forces (HTTP bodies and log lines become facts here, their
 words are dropped) and what following the target needs (paths, libraries). The kernel is read every
-20 ms on an absolute schedule while something happens, and less often while nothing does.
+20 ms on an absolute schedule while files or answers move, and less often otherwise.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ from ttftprof.sources.requests import RequestTap, Seen
 from ttftprof.target import Target
 
 ACTIVE_NS = 20 * NS_PER_MS
+CALM_NS = 50 * NS_PER_MS  # threads run and wait, but no file moves and nobody is answered
 IDLE_NS = 160 * NS_PER_MS
 WRITE_EVERY_NS = 200 * NS_PER_MS  # what kill -9 can cost
 COST_EVERY_NS = 2 * NS_PER_S
@@ -246,8 +247,8 @@ class Recorder:
                 return why
             due = max(due + interval, now_ns())
             self._wait_until(due)
-            busy = self._cycle()
-            interval = ACTIVE_NS if busy else min(interval * 2, IDLE_NS)
+            seen = self._cycle()
+            interval = seen if seen else min(interval * 2, IDLE_NS)
             self._show(self.progress)
 
     def _wait_until(self, due_ns: int) -> None:
@@ -279,8 +280,8 @@ class Recorder:
             return "the target exited"
         return ""
 
-    def _cycle(self) -> bool:
-        """One drain of everything; returns whether anything had happened."""
+    def _cycle(self) -> int:
+        """One drain of everything; returns how soon the next is due, 0 if nothing happened."""
         until_ns = now_ns()
         events = self.session.events.drain()
         texts = self._take_texts(events, until_ns)
@@ -298,7 +299,9 @@ class Recorder:
         self._measure_own_cost(ns)
         if ns >= self._next_write_ns:
             self._write(ns)
-        return bool(len(events) or texts or len(files))
+        if len(files) or texts:
+            return ACTIVE_NS
+        return CALM_NS if len(events) else 0
 
     def _hold(self, stream: str, records: Records) -> None:
         if len(records):

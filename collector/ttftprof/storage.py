@@ -10,10 +10,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from ttftprof import remote
 from ttftprof.events import Kind, MmapFlag, Records, Wait, dev_numbers
 from ttftprof.model import FileUse, InFlight, MountUse, Quantiles
 from ttftprof.phases import StartUp
-from ttftprof.timeline import FileFacts, Timeline
+from ttftprof.timeline import FileFacts, Timeline, split_by
 
 # Advice numbers of madvise(2) and posix_fadvise(2): asm-generic/mman-common.h, linux/fadvise.h.
 _MADVICE = {1: "RANDOM", 2: "SEQUENTIAL", 3: "WILLNEED", 14: "HUGEPAGE", 22: "POPULATE_READ"}
@@ -72,13 +73,14 @@ def _file_use(
     added = file.delta("added_pages", start_ns, end_ns) * page
     direct = file.delta("direct_bytes", start_ns, end_ns)
     read = file.delta("read_bytes", start_ns, end_ns)
-    from_storage = min(added, file.size_bytes + page) if added <= file.size_bytes + page else added
-    from_storage += direct
+    from_storage = added + direct
     residency = residency_before(timeline, file, start_ns, end_ns)
     maps = _on_file(_within(timeline.of_kind(Kind.MMAP), start_ns, end_ns), file)
     maps = maps[(maps["flags"] & (MmapFlag.FAILED | MmapFlag.EXEC)) == 0]
     blocks = timeline.of_kind(Kind.BLOCK)
     blocks = _within(blocks[blocks["ino"] == file.ino], start_ns, end_ns)
+    asked = remote.on_file(timeline.remote, file.dev, file.ino)
+    asked = remote.begun_within(asked, start_ns, end_ns)
     return FileUse(
         path=file.path,
         device="{}:{}".format(*dev_numbers(file.dev)),
@@ -92,8 +94,8 @@ def _file_use(
         minor_faults=_minor_faults(timeline, file, members, start_ns, end_ns),
         storage_wait_ns=storage_wait_ns(timeline, file, start_ns, end_ns),
         bytes_per_second=_rate(file, from_storage, page, start_ns, end_ns),
-        request_size_bytes=_sizes(blocks),
-        in_flight=_in_flight(blocks),
+        request_size_bytes=_sizes(blocks) or remote.sizes(asked),
+        in_flight=_in_flight(blocks) or remote.in_flight(asked),
         access=_access(read, direct, len(maps) > 0),
         advice=_advice(timeline, file, members, start_ns, end_ns),
         is_weights=is_weights,
@@ -146,7 +148,7 @@ def _major_faults(
     grown = file.delta("faults", start_ns, end_ns)
     if not grown:
         return 0
-    return None if others else faults(timeline, members, "maj_flt", start_ns, end_ns)
+    return None if others else counted(timeline, members, "maj_flt", start_ns, end_ns)
 
 
 def _minor_faults(
@@ -159,15 +161,14 @@ def _minor_faults(
     return max(total - major, 0)
 
 
-def faults(timeline: Timeline, members: set[int], counter: str, start_ns: int, end_ns: int) -> int:
-    """Growth of a thread counter (`maj_flt`, `min_flt`) over all threads of some processes."""
+def counted(timeline: Timeline, members: set[int], counter: str, start_ns: int, end_ns: int) -> int:
+    """Growth of a thread counter (`maj_flt`, `cpu_ns`…) over all threads of some processes."""
     total = 0.0
     for tgid in members:
         rows = timeline.thread_rows.get(tgid)
         if rows is None:
             continue
-        for tid in np.unique(rows["tid"]):
-            own = rows[rows["tid"] == tid]
+        for own in split_by(rows, "tid", "since_ns").values():
             new = int(own["since_ns"][0]) > timeline.armed_ns
             stamps = own["ns"].astype(np.float64)
             values = own[counter].astype(np.float64)
@@ -276,23 +277,24 @@ def _map_advice(
     return given
 
 
-def mounts_of(timeline: Timeline, files: Iterable[FileUse]) -> list[MountUse]:
-    """The mounts the used files lie on."""
-    found: dict[str, MountUse] = {}
-    by_path = {f.path: f for f in timeline.files.values()}
-    for use in files:
-        facts = by_path.get(use.path)
-        if facts is None or facts.mount is None or facts.mount in found:
-            continue
-        found[facts.mount] = MountUse(
-            path=facts.mount,
-            fstype=facts.fstype or "?",
-            options=facts.options or "",
-            read_ahead_kb=facts.read_ahead_kb,
-            requests=None,
-            queue_ns=None,
-            wire_ns=None,
-            total_ns=None,
-            retransmits=None,
-        )
-    return list(found.values())
+def mounts_of(
+    timeline: Timeline, files: Iterable[FileUse], start_ns: int, end_ns: int
+) -> list[MountUse]:
+    """The mounts the used files lie on, with what their servers were asked between two moments."""
+    used = {use.mount: use for use in files if use.mount is not None}
+    return [_mount_use(timeline, mount, start_ns, end_ns) for mount in used]
+
+
+def _mount_use(timeline: Timeline, mount: str, start_ns: int, end_ns: int) -> MountUse:
+    files = [f for f in timeline.files.values() if f.mount == mount]
+    asked = timeline.remote[np.isin(timeline.remote["dev"], [f.dev for f in files])]
+    asked = remote.begun_within(asked, start_ns, end_ns)
+    facts = next((f for f in files if f.read_ahead_kb is not None), files[0])
+    totals = remote.totals(asked) if len(asked) else dict.fromkeys(remote.TOTALS)
+    return MountUse(
+        path=mount,
+        fstype=facts.fstype or "?",
+        options=facts.options or "",
+        read_ahead_kb=facts.read_ahead_kb,
+        **totals,
+    )

@@ -140,7 +140,7 @@ def by_unit(unit: str) -> Target:
 
 
 def by_cgroup(path: str) -> Target:
-    """All processes in a control group (and below), by the end of its path."""
+    """All processes in a control group, by its path, and in those below."""
     wanted = "/" + path.strip("/")
     found = {p.pid for p in _processes() if p.cgroup == wanted or p.cgroup.startswith(wanted + "/")}
     if not found:
@@ -148,15 +148,18 @@ def by_cgroup(path: str) -> Target:
     return _target(found, f"--cgroup {wanted}")
 
 
+_CONTAINER_ID = re.compile(r"[0-9a-f]{8,64}")
+
+
 def by_container(name: str, docker: Path = Path("/var/lib/docker/containers")) -> Target:
-    """All processes of a container, by its id (8 digits or more) or its Docker name."""
+    """All processes of a container, by its id (8 digits or more) or its name.
+
+    Names are known of Docker's, and of those that LXC and systemd-nspawn give a control group.
+    """
     identity = _container_id(name, docker) or name
-    if len(identity) < 8:
-        raise TargetError(
-            f"no container is called {name!r}",
-            "docker ps (or podman ps) shows names and ids; give the id, or use --cgroup",
-        )
-    found = _in_cgroup(lambda part: identity in part)
+    named = {identity, f"lxc.payload.{identity}", f"machine-{identity}.scope"}
+    is_id = bool(_CONTAINER_ID.fullmatch(identity))
+    found = _in_cgroup(lambda part: part in named or (is_id and identity in part))
     if not found:
         raise TargetError(
             f"no running process belongs to the container {name!r}",

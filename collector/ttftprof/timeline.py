@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ttftprof import remote
 from ttftprof.engines.catalog import looks_like_weights
 from ttftprof.engines.markers import SYMBOL_MARKS
 from ttftprof.errors import RecordingError
 from ttftprof.events import Kind, Records, Wait
 from ttftprof.recording import Reader, Source
 from ttftprof.sources.http import BEGAN_BEFORE
+from ttftprof.sources.mountstats import MountStats
 
 Ints = npt.NDArray[np.int64]
 FOREVER = int(np.iinfo(np.int64).max)
@@ -175,6 +177,8 @@ class Timeline:
     files: Mapping[tuple[int, int], FileFacts]
     events: Mapping[Kind, Records]
     thread_rows: Mapping[int, Records]  # by tgid, ordered by stamp
+    remote: Records  # reads asked of servers and daemons, `remote.READ`
+    mounts: Mapping[str, MountStats]  # growth of the kernel's NFS counters, by mount point
 
     def process_at(self, tgid: int, ns: int) -> Process | None:
         """The life of a pid that a moment falls into; the last one before it otherwise."""
@@ -230,6 +234,8 @@ def _build(reader: Reader) -> Timeline:
         files=_files(reader, np.unique(threads["ns"].astype(np.int64)), end_ns),
         events=by_kind,
         thread_rows={tgid: rows for (tgid,), rows in split_by(threads, "tgid").items()},
+        remote=remote.reads_of(by_kind),
+        mounts=remote.mounts_growth(fact for _, fact in reader.facts("mountstats")),
     )
 
 

@@ -101,7 +101,7 @@ def warm(path: Path, *ranges: tuple[int, int]) -> None:
     os.close(fd)
 
 
-# -- the stack ---------------------------------------------------------------------------------------
+# -- the stack -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs"])
@@ -175,7 +175,7 @@ def test_a_path_in_another_mount_namespace(tmp_path: Path) -> None:
     assert gone.returncode == 3
 
 
-# -- the rate ----------------------------------------------------------------------------------------
+# -- the rate --------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -190,12 +190,8 @@ def throttled(device: Path, bytes_per_second: int) -> Iterator[Path]:
     try:
         yield group
     finally:
-        for _ in range(100):
-            try:
-                group.rmdir()
-                return
-            except OSError:
-                time.sleep(0.02)
+        wait_until(lambda: not (group / "tasks").read_text())
+        group.rmdir()
 
 
 def inside(group: Path, arguments: list[str]) -> subprocess.CompletedProcess[str]:
@@ -210,6 +206,7 @@ def test_the_rate_of_a_throttled_device_is_recovered(tmp_path: Path) -> None:
     """Within 5 %, by every way of reading; and dd agrees."""
     rate = 32_000_000
     with mounted("ext4", tmp_path) as (point, device), throttled(device, rate) as group:
+        (Path("/sys/block") / device.name / "queue/read_ahead_kb").write_text("512")
         model = cold(point / "m.gguf", 256)
         done = inside(group, command("--quick", model, "--format", "json"))
         dd = inside(group, ["dd", f"if={model}", "iflag=direct", "of=/dev/null", "bs=1M",
@@ -237,7 +234,7 @@ def test_this_programs_own_ceiling(tmp_path: Path) -> None:
     assert own["bytes_per_second"] > 1e9
 
 
-# -- the cache and the settings are put back ---------------------------------------------------------
+# -- the cache and the settings are put back -------------------------------------------------------
 
 
 def test_a_half_cached_file_stays_half_cached(tmp_path: Path) -> None:
@@ -337,7 +334,7 @@ def test_readahead_that_cannot_be_written(tmp_path: Path) -> None:
     assert all("Read-only file system" in m["not_measured"] for m in tried)
 
 
-# -- files that change, and what is no file ----------------------------------------------------------
+# -- files that change, and what is no file --------------------------------------------------------
 
 
 @pytest.mark.parametrize("change", ["delete", "replace", "truncate"])

@@ -164,6 +164,14 @@ class Scene:
         self._thread_rows.append(row | counters)
         return self
 
+    def raw_rows(
+        self, of_threads: Sequence[Mapping[str, Any]], of_files: Sequence[Mapping[str, Any]]
+    ) -> Self:
+        """Rows of counters as they are, stamped in nanoseconds."""
+        self._thread_rows += map(dict, of_threads)
+        self._file_rows += map(dict, of_files)
+        return self
+
     # -- what a server says -----------------------------------------------------------------
 
     def call(
@@ -280,7 +288,10 @@ class Scene:
 
     # -- the file ---------------------------------------------------------------------------
 
-    def write(self, path: Path, complete: bool = True) -> Path:
+    def write(
+        self, path: Path, complete: bool = True, more: Mapping[str, Records] | None = None
+    ) -> Path:
+        """The recording; `more` adds packed records to its streams."""
         writer = Writer(path, overwrite=True)
         for key, value in self._meta.items():
             if value is not None:
@@ -288,6 +299,8 @@ class Scene:
         writer.add_batch("events", _array(self._events, EVENT))
         writer.add_batch("threads", _array(self._thread_rows, THREAD_ROW))
         writer.add_batch("files", _array(self._file_rows, FILE_ROW))
+        for stream, records in (more or {}).items():
+            writer.add_batch(stream, records)
         for kind, stamp_ns, fact in self._facts:
             writer.add_fact(kind, stamp_ns, fact)
         for source in self._sources:

@@ -12,12 +12,24 @@ import json
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from itertools import chain, islice
 from typing import Any, TextIO
 
 import numpy as np
 
-from ttftprof.events import CpuMode, Kind, MmapFlag, ReadFlag, Records, Wait, dev_numbers
+from ttftprof.events import (
+    FAMILY_MASK,
+    CpuMode,
+    Family,
+    Kind,
+    MmapFlag,
+    ReadFlag,
+    Records,
+    RemoteFlag,
+    Wait,
+    dev_numbers,
+)
 from ttftprof.kernel.table import syscall_name
 from ttftprof.recording import Reader
 
@@ -208,7 +220,7 @@ def _counters(row: Fields, without: set[str]) -> Fields:
     return {n: v for n, v in row.items() if isinstance(v, int) and v and n not in left_out}
 
 
-def _by_name(counter: str, values: Iterable[int], names: type[Wait] | type[CpuMode]) -> Fields:
+def _by_name(counter: str, values: Iterable[int], names: type[IntEnum]) -> Fields:
     return {f"{counter}.{_name(names, i)}": v for i, v in enumerate(values) if v}
 
 
@@ -229,7 +241,7 @@ def event_line(event: Fields, describe: Callable[[int, int], Fields]) -> Line:
     return Line("event", _name(Kind, kind), end_ns, (event["tgid"], event["tid"]), fields)
 
 
-def _name(names: type[Kind] | type[Wait] | type[CpuMode], value: int) -> str:
+def _name(names: type[IntEnum], value: int) -> str:
     try:
         return names(value).name.lower()
     except ValueError:
@@ -244,7 +256,7 @@ def _syscall(value: int) -> Fields:
     return {"syscall": syscall_name(number) or number}
 
 
-def _flags(value: int, names: type[MmapFlag] | type[ReadFlag]) -> Fields:
+def _flags(value: int, names: type[IntEnum]) -> Fields:
     held = [flag.name.lower() for flag in names if value & flag]
     unknown = value & ~sum(names)
     return {"flags": "|".join([*held, *([hex(unknown)] if unknown else [])])} if value else {}
@@ -256,6 +268,10 @@ def _raw(event: Fields) -> Fields:
 
 def _fork(event: Fields) -> Fields:
     return {"parent_tgid": event["a"], "parent_tid": event["b"]}
+
+
+def _exec(event: Fields) -> Fields:
+    return {"flags": "successor"} if event["flags"] & 1 else {}
 
 
 def _thread_end(event: Fields) -> Fields:
@@ -346,6 +362,24 @@ def _block(event: Fields) -> Fields:
     return disk | ({"ino": event["ino"]} if event["ino"] else {}) | request
 
 
+def _remote(event: Fields) -> Fields:
+    place = {"offset_bytes": event["b"]}
+    sizes = {"asked_bytes": event["a"] >> 32, "got_bytes": event["a"] & 0xFFFFFFFF}
+    return _family(event) | place | sizes | _flags(event["flags"] & ~FAMILY_MASK, RemoteFlag)
+
+
+def _family(event: Fields) -> Fields:
+    return {"family": _name(Family, event["flags"] & FAMILY_MASK)}
+
+
+def _remote_split(event: Fields) -> Fields:
+    return {"queue_ns": event["a"], "total_ns": event["b"], "times_sent": event["flags"]}
+
+
+def _remote_starved(event: Fields) -> Fields:
+    return _family(event) | {"credits": event["a"], "in_flight": event["b"]}
+
+
 def _listen(event: Fields) -> Fields:
     return {"port": event["a"]}
 
@@ -395,7 +429,7 @@ def _nothing(_event: Fields) -> Fields:
 
 _DECODERS: Mapping[int, Callable[[Fields], Fields]] = {
     Kind.FORK: _fork,
-    Kind.EXEC: _nothing,
+    Kind.EXEC: _exec,
     Kind.THREAD_END: _thread_end,
     Kind.PROCESS_EXIT: _process_exit,
     Kind.SIGNAL: _signal_sent,
@@ -416,9 +450,22 @@ _DECODERS: Mapping[int, Callable[[Fields], Fields]] = {
     Kind.CONNECT: _ports,
     Kind.ACCEPT: _ports,
     Kind.HELD: _held,
+    Kind.REMOTE: _remote,
+    Kind.REMOTE_SPLIT: _remote_split,
+    Kind.REMOTE_STARVED: _remote_starved,
 }
 _WITH_FILE = frozenset(
-    (Kind.OFFCPU, Kind.OPEN, Kind.MMAP, Kind.FADVISE, Kind.READ, Kind.TOUCH, Kind.HELD)
+    (
+        Kind.OFFCPU,
+        Kind.OPEN,
+        Kind.MMAP,
+        Kind.FADVISE,
+        Kind.READ,
+        Kind.TOUCH,
+        Kind.HELD,
+        Kind.REMOTE,
+        Kind.REMOTE_SPLIT,
+    )
 )
 
 

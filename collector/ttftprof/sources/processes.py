@@ -41,7 +41,9 @@ def read_process(pid: int, proc: Path = PROC) -> ProcessFacts | None:
         comm, fields = read_stat(root / "stat")
         argv = [
             a.decode(errors="surrogateescape").encode(errors="replace").decode()
-            for a in (root / "cmdline").read_bytes().split(b"\0")[:-1]
+            # A process that names itself may leave no NUL behind its title, or many.
+            for a in (root / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+            if a
         ]
     except (OSError, ValueError):
         return None
