@@ -22,7 +22,7 @@ from ttftprof.events import CpuMode, Records, Wait
 from ttftprof.model import Activity
 from ttftprof.timeline import FOREVER, Ints, Timeline, Waits, split_by
 
-_ACTIVITY_OF_WAIT = {
+ACTIVITY_OF_WAIT = {
     Wait.RUNNABLE: "cpu",
     Wait.STORAGE: "storage_wait",
     Wait.LOCK: "lock",
@@ -107,7 +107,7 @@ def _label(threads: Sequence[Waits], start_ns: int, end_ns: int) -> tuple[Ints, 
     gaps = np.flatnonzero(codes < 0)
     codes[gaps] = _next_wake_reason(threads, edges[gaps + 1])
     codes[edges[:-1] < min(t.born_ns for t in threads)] = Wait.OTHER  # nobody was there to wait
-    return edges, [_ACTIVITY_OF_WAIT[Wait(int(code))] for code in codes]
+    return edges, [ACTIVITY_OF_WAIT[Wait(int(code))] for code in codes]
 
 
 def _clip(edges: Ints, start_ns: int, end_ns: int) -> tuple[Ints, npt.NDArray[np.intp]]:
@@ -210,7 +210,7 @@ def _parts_of(grown: npt.NDArray[np.float64]) -> list[tuple[str, float]]:
     waits: dict[str, float] = {}
     total = on_cpu_ns + float(shorts.sum()) or 1.0
     for wait in Wait:
-        activity = _ACTIVITY_OF_WAIT[wait]
+        activity = ACTIVITY_OF_WAIT[wait]
         if activity != "cpu" and shorts[wait] > 0:
             waits[activity] = waits.get(activity, 0.0) + float(shorts[wait]) / total
     running = 1.0 - sum(waits.values())

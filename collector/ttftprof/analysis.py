@@ -25,6 +25,7 @@ from ttftprof.model import (
 from ttftprof.phases import Served
 from ttftprof.recording import Reader
 from ttftprof.timeline import FileFacts, Timeline, build, split_by
+from ttftprof.tracks import tracks_of
 
 
 def analyse(path: Path) -> Report:
@@ -55,6 +56,7 @@ def conclude(timeline: Timeline, path: Path) -> Report:
         series=tuple(_series(timeline, requests)),
         notes=tuple(_notes(timeline)),
         starts=tuple(_starts(timeline)),
+        tracks=tracks_of(timeline),
     )
 
 
@@ -210,6 +212,7 @@ def _judged(timeline: Timeline, request: Request, everyone: Sequence[Request]) -
         sources_missing=sum(1 for s in timeline.sources if s.state != "ok"),
         answered=request.first_token_ns is not None or not request.endpoint,
         outcome=request.outcome,
+        until="to the first token" if request.endpoint else "until it could serve",
     )
     return replace(request, verdict=diagnosis.judge(facts, _baseline(request, everyone)))
 

@@ -496,6 +496,7 @@ class Session:
         self.notes: tuple[str, ...] = ()
         self._read = 0
         self._until = 0
+        self._answers = True
         self._fds = [file.reopen(os.O_RDONLY | os.O_NONBLOCK) for file in weights.files]
         self._how = residency.how_to_ask(self._fds[0])
         self._absent = [
@@ -578,23 +579,29 @@ class Session:
                 yield why
 
     def _measure(self, way: Way, extents: list[Extent], until: int) -> None:
-        if why := self._make_cold(extents):
-            self._put_back(extents)
-            self._add(Measured(way, None, not_measured=why))
-            return
         try:
-            measured = self._read_cell(way, extents, until)
-            cached = self._growth(extents) if way.method == "direct" else 0
-            if cached > sum(e.length for e in extents) // residency.PAGE // 2:
-                note = "O_DIRECT went through the page cache here"
-                measured = replace(measured, notes=(*measured.notes, note))
-            self._add(measured)
-            if way == Way("read", 1, MIB):
-                self._add(self._read_warm(extents))
+            if why := self._make_cold(extents):
+                self._add(Measured(way, None, not_measured=why))
+            else:
+                self._add(self._checked(self._read_cell(way, extents, until), extents))
+                if way == Way("read", 1, MIB):
+                    self._add(self._read_warm(extents))
         except OSError as error:
             self._add(Measured(way, None, not_measured=_why(error, way)))
+        except Unanswered as error:
+            self._answers = False
+            self._add(Measured(way, None, not_measured=str(error)))
+            raise
         finally:
             self._put_back(extents)
+
+    def _checked(self, measured: Measured, extents: list[Extent]) -> Measured:
+        """The cell, with a note if O_DIRECT was granted but not done."""
+        if measured.way.method != "direct":
+            return measured
+        if self._cached_in(extents) * residency.PAGE * 2 < measured.bytes_read:
+            return measured
+        return replace(measured, notes=("O_DIRECT went through the page cache here",))
 
     def _read_cell(self, way: Way, extents: list[Extent], until: int) -> Measured:
         files, force = self.weights.files, self._readahead_in_force(way)
@@ -616,12 +623,12 @@ class Session:
         """What was just read, read again: what this program can do when storage is no limit."""
         way = Way("cached", 1, MIB)
         kept = cut(extents, [_WARM_BYTES])[0]
-        if self._growth(kept) < sum(e.length for e in kept) // residency.PAGE:
+        if self._cached_in(kept) < sum(e.length for e in kept) // residency.PAGE:
             return Measured(way, None, not_measured="what was read did not stay in the cache")
         until = now_ns() + NS_PER_S
         return _figures(way, None, _read_by_threads(self.weights.files, way, kept, until, _nothing))
 
-    def _growth(self, extents: Iterable[Extent]) -> int:
+    def _cached_in(self, extents: Iterable[Extent]) -> int:
         return sum(
             residency.cached_pages(self._fds[e.file], e.start, e.start + e.length, self._how)
             for e in extents
@@ -655,7 +662,7 @@ class Session:
                 low, high = max(e.start - slack, 0), min(e.start + e.length + slack, size)
                 was_absent = residency.overlap(self._absent[e.file], low, high)
                 residency.drop(fd, was_absent, self._how)
-                if self.limits.evict:
+                if self.limits.evict and self._answers:
                     self._read_back(fd, e, was_absent)
 
     def _read_back(self, fd: int, extent: Extent, was_absent: list[Range]) -> None:

@@ -65,6 +65,7 @@ class Facts:
     sources_missing: int
     answered: bool
     outcome: str
+    until: str = "to the first token"
 
 
 def judge(facts: Facts, baseline: Request | None) -> Verdict:
@@ -129,7 +130,7 @@ def _sentence(facts: Facts, phase: str, activity: str, baseline: Request | None)
     in_phase = sum(facts.table[phase].values())
     in_cell = facts.table[phase][activity]
     text = (
-        f"Of {_seconds(facts.ttft_ns)} to the first token, {_seconds(in_phase)} went into "
+        f"Of {_seconds(facts.ttft_ns)} {facts.until}, {_seconds(in_phase)} went into "
         f"{_PHASE_WORDS[phase]}"
     )
     if in_cell < in_phase:

@@ -258,6 +258,79 @@ class Overhead:
 
 
 @dataclass(frozen=True, slots=True)
+class Spans:
+    """Intervals of one row of a drawing: parallel tuples, by start.
+
+    `busy_ns` is how much of an interval its name took: all of it where it is exact, less where
+    `condense` pooled neighbours (those share their start and end).
+    """
+
+    label: str
+    start_ns: tuple[int, ...] = ()
+    end_ns: tuple[int, ...] = ()
+    name: tuple[str, ...] = ()
+    busy_ns: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessTrack:
+    """One life of a process, as far as it was recorded.
+
+    `running`: threads on a CPU, mean of each interval between two stamps. `threads`: what each of
+    the busiest did; `threads_left_out` did less. `calls`: the marked calls, by their name.
+    """
+
+    tgid: int
+    label: str
+    argv: str
+    start_ns: int
+    end_ns: int
+    running: Series
+    threads: tuple[Spans, ...]
+    threads_left_out: int
+    calls: Spans
+
+
+@dataclass(frozen=True, slots=True)
+class SizeTrack:
+    """Requests to storage of one file by time and size, counted in cells.
+
+    Cell i: `count[i]` requests of at most `size_bytes[i]` each (a class of sizes), together
+    `total_bytes[i]`, began in [start_ns[i], start_ns[i] + quantum_ns).
+    """
+
+    path: str
+    quantum_ns: int
+    start_ns: tuple[int, ...]
+    size_bytes: tuple[int, ...]
+    count: tuple[int, ...]
+    total_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A moment worth a mark: a log line that means something."""
+
+    ns: int
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tracks:
+    """What a drawing shows beside the requests; bounded, however long the recording.
+
+    `storage`: bytes from storage as running totals; the name tells `mount_bytes` from `file_bytes`.
+    """
+
+    processes: tuple[ProcessTrack, ...] = ()
+    storage: tuple[Series, ...] = ()
+    sizes: tuple[SizeTrack, ...] = ()
+    ticks: tuple[Tick, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """One recording, concluded."""
 
@@ -278,3 +351,4 @@ class Report:
     starts: tuple[Request, ...] = ()
     """Starts of a server that no request waited for (a restart with another model): no endpoint,
     no first token; `end_ns` is when it was able to serve, `model` the file it loaded."""
+    tracks: Tracks = Tracks()

@@ -157,7 +157,7 @@ def by_container(name: str, docker: Path = Path("/var/lib/docker/containers")) -
     Names are known of Docker's, and of those that LXC and systemd-nspawn give a control group.
     """
     identity = _container_id(name, docker) or name
-    named = {identity, f"lxc.payload.{identity}", f"machine-{identity}.scope"}
+    named = {identity, f"lxc.payload.{identity}", f"machine-{identity}.scope"} - {""}
     is_id = bool(_CONTAINER_ID.fullmatch(identity))
     found = _in_cgroup(lambda part: part in named or (is_id and identity in part))
     if not found:

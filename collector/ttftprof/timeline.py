@@ -208,7 +208,7 @@ def build(reader: Reader) -> Timeline:
 
 
 def _build(reader: Reader) -> Timeline:
-    meta = reader.meta
+    meta = _sound(reader.meta)
     events = _possible(reader.stream("events"), "start_ns", "duration_ns")
     events = events[np.argsort(events["start_ns"], kind="stable")]
     by_kind = {kind: events[events["kind"] == kind] for kind in Kind}
@@ -237,6 +237,20 @@ def _build(reader: Reader) -> Timeline:
         remote=remote.reads_of(by_kind),
         mounts=remote.mounts_growth(fact for _, fact in reader.facts("mountstats")),
     )
+
+
+def _sound(meta: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a recording says of itself, in the shapes that the conclusions take for granted."""
+    for key in ("tool", "host", "clock", "own", "probe_costs", "marks"):
+        if not isinstance(meta.get(key) or {}, dict):
+            raise ValueError(f"{key} is {meta[key]!r}")
+    own, clock = meta.get("own") or {}, meta.get("clock") or {}
+    known = (*own.values(), clock.get("realtime_offset_ns"))
+    for number in (n for n in known if n is not None):
+        int(number)
+    for runs, spent_ns in (meta.get("probe_costs") or {}).values():
+        float(runs), float(spent_ns)
+    return meta
 
 
 def _possible(records: Records, *stamps: str) -> Records:

@@ -20,7 +20,7 @@ from ttftprof.analysis import analyse
 from ttftprof.engines.markers import MARK_NAMES
 from ttftprof.errors import RecordingError
 from ttftprof.events import EVENT, FILE_ROW, THREAD_ROW, Kind, Wait
-from ttftprof.model import ACTIVITIES, BASES, PHASES, Report, Request
+from ttftprof.model import ACTIVITIES, BASES, PHASES, Activity, Phase, Report, Request
 from ttftprof.reports import json as json_report
 from ttftprof.sources.http import BEGAN_BEFORE
 from unit.recordings import (
@@ -59,7 +59,8 @@ def check_report(report: Report) -> None:
 def check_request(request: Request) -> None:
     """Phases and activities are ordered, abut, and cover the same interval exactly."""
     length = request.phases[-1].end_ns - request.phases[0].start_ns if request.phases else 0
-    for parts in (request.phases, request.activities):
+    sequences: tuple[Sequence[Phase | Activity], ...] = (request.phases, request.activities)
+    for parts in sequences:
         assert all(p.end_ns > p.start_ns for p in parts)
         assert all(a.end_ns == b.start_ns for a, b in pairwise(parts))
         assert sum(p.duration_ns for p in parts) == length
@@ -130,6 +131,8 @@ thread_rows = st.fixed_dictionaries(
         "short_ns": st.lists(numbers, min_size=10, max_size=10),
     }
 )
+GROWING = ("added_pages", "cached_pages", "read_bytes", "direct_bytes", "faults", "map_arounds",
+           "reads", "short_wait_ns")  # fmt: skip
 file_rows = st.fixed_dictionaries(
     {
         "ns": stamps,
@@ -137,20 +140,8 @@ file_rows = st.fixed_dictionaries(
         "ino": inodes,
         "since_ns": stamps,
         "size_bytes": st.sampled_from([0, 1, 100 * MIB, 2**64 - 1]),
-        **{
-            name: numbers
-            for name in (
-                "added_pages",
-                "cached_pages",
-                "read_bytes",
-                "direct_bytes",
-                "faults",
-                "map_arounds",
-                "reads",
-                "short_wait_ns",
-            )  # fmt: skip
-        },
     }
+    | dict.fromkeys(GROWING, numbers)
 )
 known_stamps = st.none() | stamps
 exchanges = st.fixed_dictionaries(
@@ -207,7 +198,7 @@ facts = st.one_of(
     st.tuples(st.just("mark"), near, marks),
     st.tuples(st.just("process"), near, processes),
 )
-thorough = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+thorough = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @thorough

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 import click
 
 from ttftprof import __version__
-from ttftprof.errors import TtftprofError
+from ttftprof.errors import OutputError, TtftprofError
 
 # name -> module; imported when asked for, so that `record` arms without loading the reports.
 _COMMANDS = {
@@ -33,6 +34,29 @@ class _Lazy(click.Group):
             return None
         command: click.Command = importlib.import_module(module).command
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Also settles what becomes of the output; left to click, a closed pipe is a failure."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # The reader went away (`| head`): nothing to say, nothing wrong.
+            _drop_output()
+            return 0
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+                raise
+            _drop_output()
+            raise OutputError(
+                f"the output cannot be written: {error.strerror}", "write it to another disk"
+            ) from error
+        return result
+
+
+def _drop_output() -> None:
+    """What is still buffered goes nowhere, or the interpreter would complain of it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @click.command(
@@ -61,8 +85,3 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
-    except BrokenPipeError:
-        # The reader of our output went away (`| head`): nothing to say, nothing wrong. What is
-        # still buffered goes nowhere, or the interpreter would complain of it at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)

@@ -45,6 +45,7 @@ def as_json(report: Report) -> dict[str, Any]:
             "lost": report.lost,
             "overhead": _overhead(report.overhead),
             "requests": [_request(request) for request in report.requests],
+            "starts": [_request(start) for start in report.starts],
             "series": [asdict(series) for series in report.series],
             "notes": report.notes,
         }

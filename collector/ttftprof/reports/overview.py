@@ -48,11 +48,16 @@ def overview(asked: Sequence[Asked], width: int, colour: bool) -> Table:
     for (_, request), cells, cause in zip(asked, names.rows, causes, strict=True):
         table.add_row(
             *map(Text, cells),
-            Text(scale.duration(request.ttft_ns)),
+            Text(scale.duration(_wait_ns(request))),
             Text(cause),
             _bar(request, longest_ns, bar, colour),
         )
     return table
+
+
+def _wait_ns(request: Request) -> int | None:
+    """TTFT; of a start, how long it took."""
+    return words.waited_ns(request) if words.is_start(request) else request.ttft_ns
 
 
 def legend(asked: Sequence[Asked], colour: bool) -> Text:
@@ -72,7 +77,7 @@ def _names(asked: Sequence[Asked], budget: int) -> _Names:
     columns: list[tuple[str, list[str]]] = []
     if len({id(report) for report, _ in asked}) > 1:
         columns.append(("recording", [words.recording_name(report) for report, _ in asked]))
-    if any(len(report.requests) > 1 for report, _ in asked):
+    if any(len(report.requests) + len(report.starts) > 1 for report, _ in asked):
         columns.append(("request", [request.id for _, request in asked]))
     columns.append(("model", [request.model or scale.ABSENT for _, request in asked]))
     shown: list[list[str]] = []
@@ -97,9 +102,8 @@ def _axis(longest_ns: int, width: int) -> Text:
 
 
 def _cause(request: Request) -> str:
-    return clip(
-        plain(request.outcome if words.outcome(request) else request.verdict.cause), _CAUSE_WIDTH
-    )
+    judged = not words.outcome(request) or words.is_start(request)
+    return clip(plain(request.verdict.cause if judged else request.outcome), _CAUSE_WIDTH)
 
 
 def _bar(request: Request, longest_ns: int, width: int, colour: bool) -> Text:

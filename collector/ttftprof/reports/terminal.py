@@ -50,7 +50,7 @@ def write(
     several = len(reports) > 1
     for report in reports:
         _print_warnings(page, report, several)
-    asked = [(report, request) for report in reports for request in report.requests]
+    asked = [(report, told) for report in reports for told in words.told(report, everything)]
     if compact or len(asked) > 1:
         _print_overview(page, asked, several, everything)
     if not compact:
@@ -142,7 +142,8 @@ def _worth_detail(asked: Sequence[Asked], everything: bool) -> set[int]:
 def _print_recording(
     page: _Page, report: Report, chosen: Sequence[Request], several: bool, everything: bool
 ) -> None:
-    if not chosen and report.requests:
+    told = words.told(report, everything)
+    if not chosen and told:
         return
     page.gap()
     if several:
@@ -150,13 +151,16 @@ def _print_recording(
     page.add_text(_header(report), _BOLD)
     if not report.requests:
         _print_nothing_seen(page, report)
+    turned_away = sum(1 for request in report.requests if words.refused(request))
+    if turned_away and not everything:
+        page.add_text(f"{turned_away} request(s) got an error and no text; --all lists them", _DIM)
     for request in chosen:
         page.gap()
         _print_request(page, report, request, everything)
-    left = len(report.requests) - len(chosen)
+    left = len(told) - len(chosen)
     page.gap()
     if left:
-        slowest = f"the {len(chosen)} slowest of {len(report.requests)} requests"
+        slowest = f"the {len(chosen)} slowest of {len(told)} requests"
         page.add_text(f"{slowest} in detail; --all prints every one, --request ID a certain one")
     for note in report.notes:
         page.add_text(f"note: {plain(note)}")
@@ -235,10 +239,11 @@ def _print_title(page: _Page, request: Request) -> None:
     """`request 1  model-b  cold switch  TTFT 1.562 s  ● load / storage_wait 52 %`"""
     ended = words.outcome(request)
     waited = scale.duration(words.waited_ns(request))
-    before = f"request {plain(request.id, 24)}"
+    start = words.is_start(request)
+    before = plain(request.id, 24) if start else f"request {plain(request.id, 24)}"
     after = [
         words.switch_kind(request),
-        f"{ended}, {waited} seen" if ended else f"TTFT {waited}",
+        _ended(ended, waited, start),
         f"● {plain(words.cause(request.verdict), 40)}",
     ]
     model = plain(request.model) if request.model else "model not known"
@@ -248,6 +253,12 @@ def _print_title(page: _Page, request: Request) -> None:
         after[-1] = "\n" + after[-1]
     title = "  ".join([before, clip_middle(model, max(min(room, _MODEL_WIDTH), 8)), *after])
     page.add_text(title.replace("  \n", "\n"), _BOLD)
+
+
+def _ended(ended: str, waited: str, start: bool) -> str:
+    if start:
+        return f"{ended} after {waited}" if ended == "able to serve" else f"{ended}, {waited} seen"
+    return f"{ended}, {waited} seen" if ended else f"TTFT {waited}"
 
 
 def _print_inferred(page: _Page, request: Request) -> None:

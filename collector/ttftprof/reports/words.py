@@ -20,13 +20,32 @@ _COST_OF_LOSS = {
 _COLD, _CACHED = 0.1, 0.9
 
 
+def told(report: Report, everything: bool = True) -> list[Request]:
+    """What a report tells of, in order of time: requests, and starts that no request waited for.
+
+    Without `everything`, requests that were refused before any text are left out: a client that
+    asks again and again while its server loads makes many of them.
+    """
+    asked = [r for r in report.requests if everything or not refused(r)]
+    return sorted([*report.starts, *asked], key=lambda r: r.start_ns)
+
+
+def refused(request: Request) -> bool:
+    return request.outcome == "error" and request.first_token_ns is None
+
+
+def is_start(request: Request) -> bool:
+    """A start of a server, not a request (see `Report.starts`)."""
+    return not request.endpoint and request.id.startswith("start")
+
+
 def recording_name(report: Report) -> str:
     return PurePath(report.path).stem or report.path or "recording"
 
 
 def engines(report: Report) -> str:
     """`llama-server`, or several joined; the target is not named where nothing was recognised."""
-    found = sorted({request.engine for request in report.requests if request.engine})
+    found = sorted({request.engine for request in told(report) if request.engine})
     return " + ".join(found) if found else "engine not recognised"
 
 
@@ -34,12 +53,13 @@ def switch_kind(request: Request) -> str:
     """`cold switch`, `cached switch`, …, by how much of the weights the page cache held before."""
     if not request.switched:
         return "no switch"
+    noun = "start" if is_start(request) else "switch"
     resident = request.residency_before
     if resident is None:
-        return "switch"
+        return noun
     if resident <= _COLD:
-        return "cold switch"
-    return "cached switch" if resident >= _CACHED else f"switch, {scale.percent(resident)} cached"
+        return f"cold {noun}"
+    return f"cached {noun}" if resident >= _CACHED else f"{noun}, {scale.percent(resident)} cached"
 
 
 def cause(verdict: Verdict) -> str:
@@ -52,6 +72,8 @@ def cause(verdict: Verdict) -> str:
 
 def outcome(request: Request) -> str:
     """Why there is no first token, in words; empty if there is one."""
+    if is_start(request):
+        return "able to serve" if request.outcome == "ok" else "not seen to its end"
     if request.first_token_ns is not None:
         return ""
     words = {

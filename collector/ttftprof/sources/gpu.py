@@ -1,0 +1,333 @@
+"""GPUs, sampled on an absolute schedule in threads of their own, whoever makes them.
+
+Guarantees: where there is no GPU to ask nothing runs and nothing is imported; `Gpus.drain` takes
+what is there and never waits, whatever a driver does; a moment that was missed is left out, not made
+up for, and the lateness of every look is in its row; a call that does not return, a device that is
+lost and a question that is refused become facts.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from ttftprof.clock import NS_PER_MS, NS_PER_S, now_ns
+from ttftprof.events import Records
+from ttftprof.gpu_rows import GPU_PROCESS_ROW, GPU_ROW, Valid
+from ttftprof.recording import Source
+
+PERIOD_NS = 20 * NS_PER_MS
+SLOW_PERIOD_NS = 200 * NS_PER_MS
+HUNG_NS = NS_PER_S
+JOIN_S = 0.2
+_MOST = (1 << 32) - 1
+
+
+class DeviceLost(Exception):
+    """The device fell off the bus or needs a reset; it will not answer again."""
+
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(reason)
+        self.index = index
+
+
+class GpuAbsent(Exception):
+    """There is nothing to sample: why, and what that costs (nothing, if there is no GPU)."""
+
+    def __init__(self, reason: str, cost: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.cost = reason, cost
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look found: values by `GPU_ROW` field, and {tgid: bytes} if that was asked for."""
+
+    valid: Valid
+    values: Mapping[str, int]
+    processes: Mapping[int, int] | None = None
+
+
+class InCall(Protocol):
+    """Which call is under way, and since when (0: none)."""
+
+    call: str
+    since_ns: int
+
+
+class Vendor(ABC):
+    """One way to ask devices. `open`, `look` and `close` are called in one thread, `look_slowly`,
+    which may block for tens of milliseconds, in another."""
+
+    name: str
+    doors: Sequence[InCall] = ()
+
+    @abstractmethod
+    def open(self) -> list[dict[str, Any]]:
+        """The devices, a fact each with at least `index` (from 0) and `name`; `GpuAbsent`."""
+
+    @abstractmethod
+    def look(self, device: int, tick: int) -> Look:
+        """One look; what changes slowly need not be asked at every tick. Raises `DeviceLost`."""
+
+    def look_slowly(self, device: int) -> Iterator[tuple[int, int, Look]]:
+        """(ns, error of ns, look) of what blocks; nothing for most."""
+        yield from ()
+
+    def take_facts(self) -> list[tuple[str, dict[str, Any]]]:
+        """What else was found out since the last time."""
+        return []
+
+    def follow(self, tgids: frozenset[int]) -> None:
+        """Whose memory is asked for, where that is found process by process."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Gives everything back."""
+
+
+@dataclass(slots=True)
+class Schedule:
+    """The moments start + n × period; `passed` looks ahead to the first that is still to come."""
+
+    due_ns: int
+    period_ns: int
+    tick: int = 0
+    missed: int = 0
+
+    def passed(self, now_ns: int) -> None:
+        steps = max((now_ns - self.due_ns) // self.period_ns, 0) + 1
+        self.missed += steps - 1
+        self.tick += steps
+        self.due_ns += steps * self.period_ns
+
+
+@dataclass(slots=True)
+class Drained:
+    """What the samplers found since the last drain."""
+
+    rows: Records
+    process_rows: Records
+    facts: list[tuple[str, int, dict[str, Any]]] = field(default_factory=list)
+
+
+class Sampler:
+    """One vendor's devices. `base` is added to its device numbers."""
+
+    def __init__(
+        self, vendor: Vendor, base: int = 0, clock: Callable[[], int] = now_ns
+    ) -> None:
+        self.vendor = vendor
+        self.names: list[str] = []
+        self.absent: GpuAbsent | None = None
+        self.troubles: list[str] = []
+        self._base = base
+        self._clock = clock
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._alive: list[int] = []
+        self._memory: dict[int, dict[int, int]] = {}
+        self._hung: dict[int, int] = {}
+        # Appending to and taking from a deque needs no lock: `drain` cannot be held up.
+        self._rows: deque[tuple[int, ...]] = deque()
+        self._process_rows: deque[tuple[int, ...]] = deque()
+        self._facts: deque[tuple[str, int, dict[str, Any]]] = deque()
+
+    # -- threads ----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._spawn("gpu", self._run)
+
+    def _spawn(self, name: str, run: Callable[[], None]) -> None:
+        # Daemons: one that hangs in a driver must not keep the recorder from ending.
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _run(self) -> None:
+        if not self.open():
+            return
+        self._spawn("gpu-slow", self._run_slowly)
+        schedule = Schedule(self._clock(), PERIOD_NS)
+        while self._wait(schedule):
+            self.sample(schedule)
+        self.vendor.close()
+
+    def _run_slowly(self) -> None:
+        schedule = Schedule(self._clock(), SLOW_PERIOD_NS)
+        while self._wait(schedule):
+            self.sample_slowly()
+            schedule.passed(self._clock())
+
+    def _wait(self, schedule: Schedule) -> bool:
+        """Sleeps until due; False if it is time to end, or nothing is left to sample."""
+        left = max(schedule.due_ns - self._clock(), 0)
+        return bool(self._alive) and not self._stop.wait(left / NS_PER_S)
+
+    def stop(self) -> None:
+        """Ends the threads; one that hangs is left behind."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(JOIN_S)
+
+    # -- what the threads do ----------------------------------------------------------------
+
+    def open(self) -> bool:
+        """Whether there is anything to sample; the devices become facts."""
+        try:
+            found = self.vendor.open()
+        except GpuAbsent as absent:
+            self.absent = absent
+            return False
+        for fact in found:
+            self.names.append(str(fact["name"]))
+            self._tell("gpu", {**fact, "index": fact["index"] + self._base})
+        self._alive = [int(fact["index"]) for fact in found]
+        self._tell_found()
+        return True
+
+    def sample(self, schedule: Schedule) -> None:
+        """One look at every device that still answers, then on to the next moment."""
+        late = max(self._clock() - schedule.due_ns, 0)
+        for device in list(self._alive):
+            began = self._clock()
+            try:
+                look = self.vendor.look(device, schedule.tick)
+            except DeviceLost as lost:
+                self._lose(device, str(lost))
+                continue
+            took = self._clock() - began
+            self._rows.append(_row(look, began, late, took, device + self._base))
+            if look.processes is not None:
+                self._note_processes(device, began, look.processes)
+        self._tell_found()
+        schedule.passed(self._clock())
+
+    def sample_slowly(self) -> None:
+        for device in list(self._alive):
+            try:
+                for ns, error_ns, look in self.vendor.look_slowly(device):
+                    row = _row(look, ns, 0, 0, device + self._base, error_ns)
+                    self._rows.append(row)
+            except DeviceLost as lost:
+                self._lose(device, str(lost))
+
+    def _lose(self, device: int, reason: str) -> None:
+        if device not in self._alive:
+            return  # the other thread met it first
+        self._alive.remove(device)
+        self.troubles.append(f"GPU {device + self._base} was lost while recording ({reason})")
+        self._tell("gpu_lost", {"index": device + self._base, "reason": reason})
+
+    def _note_processes(self, device: int, ns: int, now: Mapping[int, int]) -> None:
+        """A row for each process whose memory changed, and one of 0 for each that is gone."""
+        before = self._memory.get(device, {})
+        for tgid in sorted({*before, *now}):
+            if before.get(tgid, 0) != now.get(tgid, 0):
+                self._process_rows.append((ns, device + self._base, tgid, now.get(tgid, 0)))
+        self._memory[device] = dict(now)
+
+    def _tell(self, kind: str, fact: dict[str, Any]) -> None:
+        self._facts.append((kind, self._clock(), fact))
+
+    def _tell_found(self) -> None:
+        for kind, fact in self.vendor.take_facts():
+            self._tell(kind, fact)
+
+    # -- what the recorder does -------------------------------------------------------------
+
+    def drain(self) -> Drained:
+        """All that is there; never waits."""
+        self._watch()
+        return Drained(
+            np.array(_take(self._rows), GPU_ROW),
+            np.array(_take(self._process_rows), GPU_PROCESS_ROW),
+            _take(self._facts),
+        )
+
+    def _watch(self) -> None:
+        """Notes, once, each call that has not returned for a second."""
+        now = self._clock()
+        for number, door in enumerate(self.vendor.doors):
+            since, call = door.since_ns, door.call
+            if since and now - since >= HUNG_NS and self._hung.get(number) != since:
+                self._hung[number] = since
+                self.troubles.append(f"{call} did not return for over a second")
+                self._tell("gpu_hung", {"call": call, "since_ns": since})
+
+
+class Gpus:
+    """All vendors' samplers of one recording, as one source."""
+
+    def __init__(self, vendors: Sequence[Vendor], clock: Callable[[], int] = now_ns) -> None:
+        self._samplers = [Sampler(v, 64 * number, clock) for number, v in enumerate(vendors)]
+
+    @classmethod
+    def find(cls) -> Gpus:
+        """Those of this machine; of none if it has no GPU that can be asked."""
+        from ttftprof.sources import drm, nvml
+
+        return cls([vendor for vendor in (nvml.find(), drm.find()) if vendor is not None])
+
+    def start(self) -> None:
+        for sampler in self._samplers:
+            sampler.start()
+
+    def drain(self) -> list[Drained]:
+        return [sampler.drain() for sampler in self._samplers]
+
+    def follow(self, tgids: frozenset[int]) -> None:
+        for sampler in self._samplers:
+            sampler.vendor.follow(tgids)
+
+    def stop(self) -> None:
+        for sampler in self._samplers:
+            sampler.stop()
+
+    def source(self) -> Source:
+        """What became of it, after `stop`."""
+        names = [name for sampler in self._samplers for name in sampler.names]
+        absences = [s.absent for s in self._samplers if s.absent is not None]
+        if not names:
+            reasons = "; ".join(a.reason for a in absences) or "no NVIDIA driver library"
+            return Source("gpu", "absent", reasons, "; ".join(a.cost for a in absences if a.cost))
+        troubles = [trouble for sampler in self._samplers for trouble in sampler.troubles]
+        if troubles:
+            lost = "its samples end or have a gap there"
+            return Source("gpu", "degraded", "; ".join(dict.fromkeys(troubles)), lost)
+        return Source("gpu", "ok", ", ".join(names))
+
+
+def _take(found: deque[Any]) -> list[Any]:
+    """What is there now; the other side may append meanwhile."""
+    return [found.popleft() for _ in range(len(found))]
+
+
+def _row(
+    look: Look, ns: int, late_ns: int, took_ns: int, device: int, error_ns: int = 0
+) -> tuple[int, ...]:
+    value = look.values.get
+    return (
+        ns,
+        min(late_ns, _MOST),
+        min(took_ns, _MOST),
+        device,
+        int(look.valid),
+        value("used_bytes", 0),
+        value("busy_percent", 0),
+        value("pstate", 0),
+        value("link_gen", 0),
+        value("link_width", 0),
+        value("core_mhz", 0),
+        value("memory_mhz", 0),
+        value("throttle", 0),
+        value("rx_bytes_per_s", 0),
+        value("tx_bytes_per_s", 0),
+        min(error_ns, _MOST),
+    )
