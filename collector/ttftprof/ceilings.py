@@ -88,6 +88,7 @@ class Measured:
     elapsed_ns: int = 0
     bytes_per_second: float | None = None
     requests: int | None = None
+    latency_mean_ns: int | None = None
     latency_p50_ns: int | None = None
     latency_p95_ns: int | None = None
     major_faults: int | None = None
@@ -240,7 +241,8 @@ def steady_rate(streams: Sequence[Sequence[Sample]]) -> float | None:
     A token bucket, a TCP slow start or the first readahead gives the beginning away for nothing:
     the first fifth is left out. Of the rest, the slope of a straight line through (bytes so far,
     when they were there), since readahead lets the bytes come in steps. Where too few requests
-    remain, the mean over the whole.
+    remain, the mean over the whole. A ramp that gave nothing lifts the rate by its share and no
+    more: a higher slope only means that the bytes came in one burst.
     """
     samples = sorted((s for stream in streams for s in stream), key=lambda s: s.end_ns)
     if not samples:
@@ -254,12 +256,15 @@ def steady_rate(streams: Sequence[Sequence[Sample]]) -> float | None:
         for total, s in zip(totals, samples, strict=True)
         if ramp < s.end_ns <= last
     ]
-    if len(points) >= max(_LEAST_POINTS, len(samples) // 2):
-        slope = statistics.linear_regression(*zip(*points, strict=True)).slope
-        if slope > 0:
-            return NS_PER_S / slope
     spent = samples[-1].end_ns - begin
-    return sum(s.got for s in samples) / spent * NS_PER_S if spent > 0 else None
+    if spent <= 0:
+        return None
+    mean = sum(s.got for s in samples) / spent * NS_PER_S
+    if len(points) < max(_LEAST_POINTS, len(samples) // 2):
+        return mean
+    slope = statistics.linear_regression(*zip(*points, strict=True)).slope
+    most = mean / (1 - _RAMP_SHARE) * spent / (last - begin)
+    return min(NS_PER_S / slope, most) if slope > 0 else mean
 
 
 def _figures(way: Way, read_ahead_kb: int | None, taken: _Taken) -> Measured:
@@ -275,6 +280,7 @@ def _figures(way: Way, read_ahead_kb: int | None, taken: _Taken) -> Measured:
         elapsed_ns=max(s.end_ns for s in samples) - min(s.start_ns for s in samples),
         bytes_per_second=steady_rate(taken.streams),
         requests=len(samples) if asks else None,
+        latency_mean_ns=round(statistics.fmean(waits)) if asks else None,
         latency_p50_ns=round(statistics.median(waits)) if asks else None,
         latency_p95_ns=waits[min(len(waits) * 95 // 100, len(waits) - 1)] if asks else None,
         major_faults=taken.major_faults,

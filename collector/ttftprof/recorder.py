@@ -37,6 +37,7 @@ from ttftprof.events import (
 from ttftprof.kernel import libbpf
 from ttftprof.kernel.session import ProbeSession, Settings
 from ttftprof.recording import Source, Writer
+from ttftprof.sources.gpu import Gpus
 from ttftprof.sources.libraries import LibraryMarks
 from ttftprof.sources.mounts import (
     mapped_paths,
@@ -137,6 +138,7 @@ class Recorder:
         self._client_ports: set[int] = set()
         self._counted: set[tuple[int, ...]] = set()
         self._tap = RequestTap(self._exchange_ended, self._exchange_moved, self._quiet)
+        self._gpus = Gpus.find()
         self._libraries = LibraryMarks(
             self.session.attach_mark, self._library_found, self._library_refused
         )
@@ -157,6 +159,7 @@ class Recorder:
     def arm(self) -> None:
         """Loads, attaches, seeds and drains once. Raises what `ProbeSession.load` raises."""
         began = now_ns()
+        self._gpus.start()  # a driver may take seconds to wake; nothing waits for it
         self.session.load()
         self.session.attach()
         for port, pid in listening_ports(set(self.target.pids)).items():
@@ -172,7 +175,8 @@ class Recorder:
         self._write_meta(began)
         self._watch_descriptors()
         self._cycle()
-        self.writer.set_meta("armed_ns", now_ns())
+        self.progress.started_ns = now_ns()
+        self.writer.set_meta("armed_ns", self.progress.started_ns)
         self.writer.commit()
 
     def _sample_mounts(self, when: str) -> None:
@@ -296,12 +300,21 @@ class Recorder:
         if len(files):
             pages = int(self.session.files["added_pages"][: int(control["files_used"])].sum())
             self.progress.storage_bytes = pages * resource.getpagesize()
+        self._take_gpu_samples()
         self._measure_own_cost(ns)
         if ns >= self._next_write_ns:
             self._write(ns)
         if len(files) or texts:
             return ACTIVE_NS
         return CALM_NS if len(events) else 0
+
+    def _take_gpu_samples(self) -> None:
+        self._gpus.follow(frozenset(self._members))
+        for drained in self._gpus.drain():
+            self._hold("gpu", drained.rows)
+            self._hold("gpu_processes", drained.process_rows)
+            for kind, ns, fact in drained.facts:
+                self.writer.add_fact(kind, ns, fact)
 
     def _hold(self, stream: str, records: Records) -> None:
         if len(records):
@@ -525,6 +538,7 @@ class Recorder:
             os.close(self._stats_fd)
             self._stats_fd = -1
         try:
+            self._gpus.stop()
             self._cycle()
             self.writer.add_batch("events", self.session.unanswered(now_ns()))
             self._sample_mounts("end")
@@ -557,6 +571,7 @@ class Recorder:
                     "phases rest on files, processes, sockets and logs alone",
                 )
             )
+        self.writer.set_source(self._gpus.source())
         for place, count in zip(LOST, self.session.lost(), strict=False):
             self.writer.set_lost(place, count)
 

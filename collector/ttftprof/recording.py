@@ -28,6 +28,7 @@ import numpy as np
 
 from ttftprof.errors import OutputError, RecordingError
 from ttftprof.events import EVENT, FILE_ROW, THREAD_ROW, Records
+from ttftprof.gpu_rows import GPU_PROCESS_ROW, GPU_ROW
 
 APPLICATION_ID = 0x54544654  # "TTFT"
 VERSION = 1
@@ -52,6 +53,8 @@ STREAMS: Mapping[str, np.dtype[Any]] = {
     "events": EVENT,
     "threads": THREAD_ROW,
     "files": FILE_ROW,
+    "gpu": GPU_ROW,
+    "gpu_processes": GPU_PROCESS_ROW,
 }
 
 # File systems on which SQLite's shared-memory index does not work: no write-ahead log there.
@@ -170,7 +173,8 @@ class Writer:
 
     def __init__(self, path: Path, overwrite: bool = False) -> None:
         self.path = path
-        _create(path, overwrite)
+        self._replaced = _set_aside(path) if overwrite else []
+        _create(path)
         self.filesystem = filesystem_of(path.parent)
         self._db = sqlite3.connect(path, isolation_level=None)
         try:
@@ -249,6 +253,7 @@ class Writer:
 
     def close(self, complete: bool) -> None:
         """Marks the recording (in)complete and folds the log into the one file."""
+        self.settle()
         try:
             self.set_meta("complete", complete)
             self.commit()
@@ -259,19 +264,55 @@ class Writer:
         finally:
             self._db.close()
 
+    def settle(self) -> None:
+        """Recording has begun: a file that this one replaces goes."""
+        for _, aside in self._replaced:
+            aside.unlink(missing_ok=True)
+        self._replaced.clear()
+
     def abandon(self) -> None:
         """Closes after a failed write, keeping what was committed."""
         self._db.close()
 
+    def discard(self) -> None:
+        """Takes back a recording that never began; a file it was to replace is there again."""
+        self._db.close()
+        for end in _SIDE_FILES:
+            Path(f"{self.path}{end}").unlink(missing_ok=True)
+        for was, aside in self._replaced:
+            aside.rename(was)
 
-def _create(path: Path, overwrite: bool) -> None:
+
+_SIDE_FILES = ("", "-wal", "-shm", "-journal")
+
+
+def _set_aside(path: Path) -> list[tuple[Path, Path]]:
+    """Moves a recording that is to be replaced, with its log, out of the way until the new one has
+    begun: [(where it was, where it is)]."""
+    if path.is_dir() and not path.is_symlink():
+        raise OutputError(f"{path} is a folder", "name a file with -o FILE")
+    moved = []
+    for end in _SIDE_FILES:
+        was, now = Path(f"{path}{end}"), Path(f"{path}.replaced{end}")
+        try:
+            was.rename(now)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise OutputError(
+                f"{path} cannot be replaced: {os.strerror(error.errno or errno.EIO)}",
+                "choose another -o FILE",
+            ) from error
+        moved.append((was, now))
+    return moved
+
+
+def _create(path: Path) -> None:
     """Makes an empty file that only its owner may read: the invoking user, under sudo."""
     flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        if overwrite:
-            path.unlink(missing_ok=True)
         fd = os.open(path, flags | os.O_EXCL, 0o600)
-        for end in ("-wal", "-shm", "-journal"):  # of a recording that was here before
+        for end in _SIDE_FILES[1:]:  # of a recording that was here before and was removed
             Path(f"{path}{end}").unlink(missing_ok=True)
     except FileExistsError as error:
         raise OutputError(

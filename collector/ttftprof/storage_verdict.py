@@ -91,29 +91,28 @@ def waiting_share(measured: Measured) -> float | None:
 def model_rate(measured: Measured, results: Sequence[Measured]) -> float | None:
     """`request size × depth / latency`, in bytes per second; None where one is not known.
 
-    O_DIRECT, random and cached reads: the program's size and streams, the measured median.
-    Buffered reads and mmap, where the kernel makes the requests: one readahead (or the program's
-    request, if that is bigger) per stream, each taking the latency of a small random read plus
-    its bytes at the ceiling's rate; no more than the ceiling.
+    Size and depth are the program's for O_DIRECT and random reads; for buffered reads and mmap,
+    where the kernel makes the requests, one readahead (or the program's request, if that is
+    bigger) per stream. Latency is the mean of a small random read plus the request's bytes at the
+    ceiling's rate; the model gives no more than the ceiling.
     """
     way = measured.way
-    if way.method in ("read", "mmap"):
-        return _kernel_model(measured, results)
-    if not measured.latency_p50_ns or way.request_bytes is None:
-        return None
-    return way.request_bytes * way.streams / measured.latency_p50_ns * NS_PER_S
-
-
-def _kernel_model(measured: Measured, results: Sequence[Measured]) -> float | None:
-    small = next((m for m in results if m.way.method == "random"), None)
+    latency_ns = small_latency_ns(results)
     ceiling = ceiling_of(results)
-    if measured.read_ahead_kb is None or small is None or not small.latency_p50_ns:
+    size = max(
+        measured.read_ahead_kb * KIB if measured.read_ahead_kb else 0, way.request_bytes or 0
+    )
+    if way.method == "cached" or not measured.bytes_per_second or not size:
         return None
-    if ceiling is None or not ceiling.bytes_per_second or not measured.bytes_per_second:
+    if latency_ns is None or ceiling is None or not ceiling.bytes_per_second:
         return None
-    size = max(measured.read_ahead_kb * KIB, measured.way.request_bytes or 4 * KIB)
-    each_s = small.latency_p50_ns / NS_PER_S + size / ceiling.bytes_per_second
-    return min(size * measured.way.streams / each_s, ceiling.bytes_per_second)
+    best = ceiling.bytes_per_second
+    return min(size * way.streams / (latency_ns / NS_PER_S + size / best), best)
+
+
+def small_latency_ns(results: Sequence[Measured]) -> int | None:
+    """Mean latency of a random 4 KiB read: of all its waits, since rates are made by the mean."""
+    return next((m.latency_mean_ns for m in results if m.way.method == "random"), None)
 
 
 def judge(seen: Seen) -> Conclusion:
@@ -220,16 +219,13 @@ def _slow_sentence(cell: Measured, best: float) -> str:
 
 
 def _model_sentence(seen: Seen) -> list[str]:
-    mapped = next((m for m in seen.results if m.way == MAPPED), None)
-    small = next((m for m in seen.results if m.way.method == "random"), None)
-    if mapped is None or small is None or not mapped.bytes_per_second:
-        return []
-    model = model_rate(mapped, seen.results)
-    if model is None or not mapped.read_ahead_kb:
+    mapped, latency_ns = seen.cell(MAPPED), small_latency_ns(seen.results)
+    model = model_rate(mapped, seen.results) if mapped else None
+    if mapped is None or model is None or not mapped.read_ahead_kb:
         return []
     return [
         f"Model of mmap: {scale.block(mapped.read_ahead_kb * KIB)} (the readahead) × 1 at a time / "
-        f"({scale.duration(small.latency_p50_ns)} latency + its bytes at the ceiling) = "
+        f"({scale.duration(latency_ns)} latency + its bytes at the ceiling) = "
         f"{scale.rate(model)}; measured {scale.rate(mapped.bytes_per_second)}."
     ]
 

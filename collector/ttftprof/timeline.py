@@ -404,7 +404,8 @@ def _waits_of(life: _ThreadLife, own: Records, born_ns: int, end_ns: int) -> Wai
         tgid=life.tgid,
         start_ns=own["start_ns"].astype(np.int64),
         end_ns=(own["start_ns"] + own["duration_ns"]).astype(np.int64),
-        reason=own["flags"].astype(np.uint16),
+        # A reason that this version does not know is another one.
+        reason=np.where(own["flags"] < len(Wait), own["flags"], int(Wait.OTHER)).astype(np.uint16),
         dev=own["dev"].astype(np.uint32),
         ino=own["ino"].astype(np.uint64),
         born_ns=born_ns,

@@ -203,7 +203,7 @@ def _calls(timeline: Timeline, tgid: int, start_ns: int, end_ns: int) -> Spans:
     own = [call for call in own if call.name in shown]
     starts = np.array([call.start_ns for call in own], np.int64)
     ends = np.array([min(call.end_ns, end_ns) for call in own], np.int64)
-    if len(own):
+    if own:
         ends = np.minimum(ends, np.append(starts[1:], end_ns))
     codes = np.array([shown.index(call.name) for call in own], np.int64)
     return _spans("calls", condense.intervals(starts, ends, codes, _SPANS), shown)

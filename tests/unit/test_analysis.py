@@ -178,6 +178,9 @@ processes = st.fixed_dictionaries(
 )
 
 
+BENIGN_ROW = {"ns": ARMED_NS, "since_ns": ARMED_NS}
+
+
 def build_scene(
     recorded: Sequence[dict[str, Any]],
     of_threads: Sequence[dict[str, Any]],
@@ -185,9 +188,10 @@ def build_scene(
     facts: Sequence[tuple[str, int, dict[str, Any]]],
 ) -> Scene:
     scene = Scene(end=500).file(11).file(12, "/models/b.safetensors").file(13, "/lib/x.so")
+    scene.record(Kind.NONE, ARMED_NS)  # a batch is filed under its first stamp
     for event in recorded:
         scene.record(**event)
-    scene.raw_rows(of_threads, of_files)
+    scene.raw_rows([BENIGN_ROW, *of_threads], [BENIGN_ROW, *of_files])
     for kind, stamp, fact in facts:
         scene.fact(kind, min(stamp, 2**63 - 1), fact)
     return scene

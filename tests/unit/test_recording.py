@@ -567,3 +567,23 @@ def test_the_layout_is_told_in_the_file(tmp_path: Path) -> None:
         layouts = dict(db.execute("SELECT stream, layout FROM layouts").fetchall())
     db.close()
     assert json.loads(layouts["events"]) == layout_of(EVENT)
+
+
+def test_a_replaced_recording_comes_back_if_the_new_one_never_began(tmp_path: Path) -> None:
+    path = tmp_path / "a.ttft"
+    Writer(path).close(complete=True)
+    before = path.read_bytes()
+    Writer(path, overwrite=True).discard()
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["a.ttft"]
+
+
+def test_a_replaced_recording_goes_once_the_new_one_began(tmp_path: Path) -> None:
+    path = tmp_path / "a.ttft"
+    Writer(path).close(complete=True)
+    again = Writer(path, overwrite=True)
+    again.settle()
+    again.close(complete=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["a.ttft"]
+    with Reader(path) as reader:
+        assert reader.complete

@@ -211,13 +211,13 @@ def _record(
         recorder.arm()
         _announce(ready_file)
     except (TtftprofError, OSError) as error:
-        writer.abandon()
-        writer.path.unlink(missing_ok=True)  # nothing was recorded
+        writer.discard()  # nothing was recorded
         if isinstance(error, BpfError):
             raise Unsupported(
                 f"the probes cannot be armed: {error}", next_step="`ttftprof doctor` tells more"
             ) from error
         raise
+    writer.settle()
     for state in recorder.session.states.values():
         if state.state != "ok":
             _say(f"{state.name} is {state.state}: {state.reason}; {state.lost}")

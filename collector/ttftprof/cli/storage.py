@@ -111,29 +111,35 @@ def command(
     )
     doctor = _Doctor(pid, limits, stack_only, force, _Progress(quiet))
     done: list[report.PathReport] = []
-    code = 0
-    with signals_raise():
-        for path in paths:
-            try:
-                done.append(doctor.examine(path))
-            except TtftprofError as error:
-                if len(paths) == 1:
-                    raise
-                code = code or error.exit_code
-                _say(
-                    f"{error.message}" + (f" (next: {error.next_step})" if error.next_step else "")
-                )
-                continue
-            except Interrupted as interruption:
-                raise click.exceptions.Exit(128 + interruption.number) from None
-            if form == "text":
-                _print(done[-1], first=len(done) == 1)
-            if doctor.interrupted:
-                code = 128 + doctor.interrupted
-                break
-            code = code or doctor.exit_code
+    try:
+        with signals_raise():
+            code = _examine_all(doctor, paths, done, as_text=form == "text")
+    except Interrupted as interruption:
+        code = 128 + interruption.number
     if form == "json":
         report.write_json(done, sys.stdout)
+    return code
+
+
+def _examine_all(
+    doctor: _Doctor, paths: tuple[str, ...], done: list[report.PathReport], as_text: bool
+) -> int:
+    """Examines the paths in turn; of several, a bad one does not keep the rest from their turn."""
+    code = 0
+    for path in paths:
+        try:
+            done.append(doctor.examine(path))
+        except TtftprofError as error:
+            if len(paths) == 1:
+                raise
+            code = code or error.exit_code
+            _say(f"{error.message} (next: {error.next_step})" if error.next_step else error.message)
+            continue
+        if as_text:
+            _print(done[-1], first=len(done) == 1)
+        if doctor.interrupted:
+            return 128 + doctor.interrupted
+        code = code or doctor.exit_code
     return code
 
 

@@ -46,12 +46,17 @@ ENGINES: tuple[Engine, ...] = (
 def recognise(exe: str, argv: Sequence[str]) -> Engine | None:
     """The engine a process belongs to, by its executable and arguments, or None."""
     names = {PurePosixPath(exe).name} | ({PurePosixPath(argv[0]).name} if argv else set())
+    # Only an interpreter's arguments say what runs; those of an editor say what is read.
+    runs = argv[1:4] if any(_INTERPRETER.match(name) for name in names) else []
     for engine in ENGINES:
         if names & engine.programs:
             return engine
-        if engine.arguments and any(engine.arguments.search(a) for a in argv[1:4]):
+        if engine.arguments and any(engine.arguments.search(a) for a in runs):
             return engine
     return None
+
+
+_INTERPRETER = re.compile(r"(python|pypy)[\d.]*$|uv$|pipx$")
 
 
 _SECRET = re.compile(r"key|token|secret|password|passwd|auth|credential", re.IGNORECASE)

@@ -227,7 +227,10 @@ def _footnote(report: PathReport) -> str:
             if before == after
             else f"; {before:,} {unit} before, {after:,} after"
         )
-    return f"{text}. model = request size × depth / latency."
+    return (
+        f"{text}. model = request size × depth / (latency of a 4 KiB read + the request's bytes at "
+        "the ceiling), at most the ceiling."
+    )
 
 
 def _print_conclusion(page: _Page, conclusion: Conclusion) -> None:
@@ -331,7 +334,11 @@ def _measured_json(measured: Measured, results: Sequence[Measured]) -> dict[str,
         "model_bytes_per_second": model_rate(measured, results),
         "requests": measured.requests,
         "requests_per_second": requests_per_second(measured),
-        "latency_ns": {"p50": measured.latency_p50_ns, "p95": measured.latency_p95_ns},
+        "latency_ns": {
+            "mean": measured.latency_mean_ns,
+            "p50": measured.latency_p50_ns,
+            "p95": measured.latency_p95_ns,
+        },
         "major_faults": measured.major_faults,
         "cpu_ns": measured.cpu_ns,
         "not_measured": _text(measured.not_measured) or None,

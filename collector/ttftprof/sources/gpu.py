@@ -9,6 +9,7 @@ lost and a question that is refused become facts.
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from ttftprof.gpu_rows import GPU_PROCESS_ROW, GPU_ROW, Valid
 from ttftprof.recording import Source
 
 PERIOD_NS = 20 * NS_PER_MS
-SLOW_PERIOD_NS = 200 * NS_PER_MS
+SLOW_PERIOD_NS = 500 * NS_PER_MS
 HUNG_NS = NS_PER_S
 JOIN_S = 0.2
 _MOST = (1 << 32) - 1
@@ -120,16 +121,14 @@ class Drained:
 class Sampler:
     """One vendor's devices. `base` is added to its device numbers."""
 
-    def __init__(
-        self, vendor: Vendor, base: int = 0, clock: Callable[[], int] = now_ns
-    ) -> None:
+    def __init__(self, vendor: Vendor, base: int = 0, clock: Callable[[], int] = now_ns) -> None:
         self.vendor = vendor
         self.names: list[str] = []
         self.absent: GpuAbsent | None = None
         self.troubles: list[str] = []
         self._base = base
         self._clock = clock
-        self._stop = threading.Event()
+        self._stopped = False
         self._threads: list[threading.Thread] = []
         self._alive: list[int] = []
         self._memory: dict[int, dict[int, int]] = {}
@@ -157,7 +156,8 @@ class Sampler:
         schedule = Schedule(self._clock(), PERIOD_NS)
         while self._wait(schedule):
             self.sample(schedule)
-        self.vendor.close()
+        if not any(door.since_ns for door in self.vendor.doors):
+            self.vendor.close()
 
     def _run_slowly(self) -> None:
         schedule = Schedule(self._clock(), SLOW_PERIOD_NS)
@@ -168,12 +168,13 @@ class Sampler:
     def _wait(self, schedule: Schedule) -> bool:
         """Sleeps until due; False if it is time to end, or nothing is left to sample."""
         left = max(schedule.due_ns - self._clock(), 0)
-        return bool(self._alive) and not self._stop.wait(left / NS_PER_S)
+        time.sleep(left / NS_PER_S)  # half the cost of waiting for an event
+        return bool(self._alive) and not self._stopped
 
     def stop(self) -> None:
-        """Ends the threads; one that hangs is left behind."""
-        self._stop.set()
-        for thread in self._threads:
+        """Ends the threads. The first is waited for; what hangs or blocks is left behind."""
+        self._stopped = True
+        for thread in self._threads[:1]:
             thread.join(JOIN_S)
 
     # -- what the threads do ----------------------------------------------------------------

@@ -136,7 +136,9 @@ class Nvml(Vendor):
     def _find_devices(self) -> Iterator[Device]:
         """Whole GPUs by their own index, then the instances of partitioned ones."""
         count = int(self.fast.ask("nvmlDeviceGetCount", None) or 0)
-        whole = [Device(i, self.fast.ask("nvmlDeviceGetHandleByIndex", None, i)) for i in range(count)]
+        whole = [
+            Device(i, self.fast.ask("nvmlDeviceGetHandleByIndex", None, i)) for i in range(count)
+        ]
         whole = [device for device in whole if device.handle is not None]
         yield from whole
         following = count
@@ -238,7 +240,10 @@ class Nvml(Vendor):
         target = self._devices[device]
         found: dict[str, int] = {}
         valid = Valid(0)
-        for counter, name, bit in ((1, "rx_bytes_per_s", Valid.RX), (0, "tx_bytes_per_s", Valid.TX)):
+        for counter, name, bit in (
+            (1, "rx_bytes_per_s", Valid.RX),
+            (0, "tx_bytes_per_s", Valid.TX),
+        ):
             rate = self.slow.ask("nvmlDeviceGetPcieThroughput", target, counter)
             if rate is not None:
                 found[name] = int(rate) * 1000  # KB/s

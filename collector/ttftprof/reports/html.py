@@ -1,0 +1,292 @@
+"""The report as one HTML file that opens anywhere: a timeline to explore, the tables to read.
+
+Guarantees: the file is whole in itself and its own policy forbids it any connection and any script
+but its own; foreign text reaches the page only escaped or as text; every number in the tables is
+the JSON report's, rounded so that parts add up. Without JavaScript the tables remain.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, TextIO
+
+import jinja2
+from markupsafe import Markup
+
+from ttftprof.model import ACTIVITIES, PHASES, FileUse, GpuUse, MountUse, Phase, Report, Request
+from ttftprof.reports import html_data, scale, words
+from ttftprof.reports.safe import clip_middle, plain
+
+_DETAILED = 40  # requests of a recording whose tables are in the page
+_LISTED = 1_000
+_FILES = 40
+_NAME = 200
+
+
+def write(reports: Sequence[Report], out: TextIO) -> None:
+    """Writes the page. `reports` in the order in which they are to be read."""
+    script, style = _asset("report.js"), _asset("report.css")
+    names = ", ".join(plain(words.recording_name(report), 60) for report in reports[:3])
+    page = _template().render(
+        title=f"{names} · ttftprof",
+        script=Markup(script),
+        style=Markup(style),
+        script_hash=_hash(script),
+        style_hash=_hash(style),
+        data=Markup(html_data.embedded(html_data.document(reports))),
+        recordings=[_recording(report) for report in reports],
+        phases=PHASES,
+        activities=ACTIVITIES,
+    )
+    out.write(page)
+
+
+def _asset(name: str) -> str:
+    return resources.files("ttftprof.reports").joinpath("assets", name).read_text("utf-8")
+
+
+def _hash(text: str) -> str:
+    """As a Content-Security-Policy names an inline element it trusts."""
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{digest}'"
+
+
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters |= {
+        "duration": scale.duration,
+        "size": scale.size,
+        "rate": scale.rate,
+        "count": scale.count,
+        "percent": scale.percent,
+        "plain": lambda text: clip_middle(plain(text), _NAME),
+    }
+    return environment.from_string(_asset("report.html.j2"))
+
+
+# -- one recording --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row of the list of requests; `bar`: (phase, x, width) in thousandths of the longest."""
+
+    index: int
+    title: str
+    model: str
+    kind: str
+    waited_ns: int
+    answered: bool
+    cause: str
+    bar: tuple[tuple[str, float, float], ...]
+
+
+def _recording(report: Report) -> dict[str, Any]:
+    shown = html_data.subjects(report)
+    order = sorted(range(len(shown)), key=lambda i: -words.waited_ns(shown[i]))
+    detailed = sorted(order[:_DETAILED])
+    longest_ns = max(map(words.waited_ns, shown), default=0)
+    rows = [_row(i, shown[i], longest_ns) for i in sorted(order[:_LISTED])]
+    return {
+        "name": plain(words.recording_name(report), _NAME),
+        "facts": _facts(report),
+        "warnings": [plain(warning) for warning in words.warnings(report)],
+        "notes": [plain(note) for note in report.notes],
+        "cost": _cost(report),
+        "rows": rows,
+        "not_listed": len(shown) - len(rows),
+        "not_detailed": len(rows) - len(detailed),
+        "subjects": [_subject(index, shown[index]) for index in detailed],
+        "slowest": order[0] if order else -1,
+    }
+
+
+def _facts(report: Report) -> list[str]:
+    host, length_ns = report.host, report.end_ns - report.start_ns
+    return [
+        plain(words.engines(report), 80),
+        *([plain(host["node"], 60)] if host.get("node") else []),
+        *([f"Linux {plain(host['kernel'], 60)}"] if host.get("kernel") else []),
+        f"{scale.duration(max(length_ns, 0))} recorded",
+        f"ended: {plain(report.ended_because, 120) or 'not known why'}",
+    ]
+
+
+def _cost(report: Report) -> str:
+    cpu_ns, length_ns = report.overhead.cpu_ns, report.end_ns - report.start_ns
+    if cpu_ns is None or length_ns <= 0:
+        return ""
+    share = f"{cpu_ns / length_ns * 100:.1f} % of one core"
+    return f"Recording itself took {scale.duration(cpu_ns)} of CPU time ({share})."
+
+
+def _row(index: int, subject: Request, longest_ns: int) -> _Row:
+    waited_ns = words.waited_ns(subject)
+    start_ns = words.span(subject)[0]
+    unit = max(longest_ns, 1) / 1000
+    bar = tuple(
+        (p.phase, round((p.start_ns - start_ns) / unit, 2), round(p.duration_ns / unit, 2))
+        for p in subject.phases
+        if p.duration_ns
+    )
+    return _Row(
+        index=index,
+        title=html_data.title(subject),
+        model=_model(subject),
+        kind=words.switch_kind(subject),
+        waited_ns=waited_ns,
+        answered=subject.first_token_ns is not None,
+        cause=plain(words.cause(subject.verdict), 60),
+        bar=bar,
+    )
+
+
+def _model(subject: Request) -> str:
+    return clip_middle(plain(subject.model), 60) if subject.model else "model not known"
+
+
+# -- one request ----------------------------------------------------------------------------------
+
+
+def _subject(index: int, subject: Request) -> dict[str, Any]:
+    is_start = not subject.endpoint and subject.first_token_ns is None and subject.switched
+    return {
+        "index": index,
+        "title": html_data.title(subject),
+        "model": _model(subject),
+        "endpoint": plain(subject.endpoint, 80),
+        "kind": words.switch_kind(subject),
+        "outcome": "" if is_start else words.outcome(subject),
+        "what": "to start" if is_start else "to the first token",
+        "waited_ns": words.waited_ns(subject),
+        "ttft_ns": subject.ttft_ns,
+        "tokens": _tokens(subject),
+        "cause": plain(words.cause(subject.verdict), 80),
+        "verdict": subject.verdict,
+        "actions": [_action(a) for a in subject.verdict.actions],
+        "phases": [_phase_row(p, subject) for p in subject.phases],
+        "table": _table(subject),
+        "files": [_file(f) for f in _ordered(subject.files)[:_FILES]],
+        "files_left": max(len(subject.files) - _FILES, 0),
+        "mounts": [_mount(m) for m in subject.mounts],
+        "gpus": [_gpu(g) for g in subject.gpu],
+        "notes": [plain(note) for note in subject.notes],
+    }
+
+
+def _tokens(subject: Request) -> str:
+    if subject.prompt_tokens is None:
+        return ""
+    cached = f", {subject.cached_tokens:,} cached" if subject.cached_tokens else ""
+    return f"{subject.prompt_tokens:,} prompt tokens{cached}"
+
+
+def _action(action: Any) -> dict[str, str]:
+    gain = action.expected_gain_ns
+    return {
+        "change": plain(action.change),
+        "gain": "gain not modelled" if gain is None else f"saves about {scale.estimate(gain)}",
+        "verify": plain(action.verify),
+    }
+
+
+def _phase_row(phase: Phase, subject: Request) -> dict[str, Any]:
+    waited_ns = words.waited_ns(subject)
+    return {
+        "phase": phase.phase,
+        "after_ns": phase.start_ns - subject.start_ns,
+        "ns": phase.duration_ns,
+        "share": scale.percent(phase.duration_ns / waited_ns) if waited_ns else scale.ABSENT,
+        "basis": phase.basis,
+        "evidence": [html_data.evidence_text(e) for e in phase.evidence],
+    }
+
+
+def _table(subject: Request) -> dict[str, Any] | None:
+    """Phase × activity in ms, as printed everywhere: parts add up to the printed whole."""
+    cells = subject.phase_activity()
+    names = [name for name in PHASES if name in cells]
+    columns = [name for name in ACTIVITIES if any(name in row for row in cells.values())]
+    exact = [[cells[name].get(column, 0) for column in columns] for name in names]
+    if not exact:
+        return None
+    shown = scale.round_table(exact, 1_000)
+    most = max(map(max, exact)) or 1
+    rows = [
+        {
+            "phase": name,
+            "cells": [
+                (scale.milliseconds(us) if ns else "", -(-9 * ns // most), ns)
+                for us, ns in zip(shown_row, exact_row, strict=True)
+            ],
+            "total": scale.milliseconds(sum(shown_row)),
+            "ns": sum(exact_row),
+        }
+        for name, shown_row, exact_row in zip(names, shown, exact, strict=True)
+    ]
+    totals = [scale.milliseconds(sum(column)) for column in zip(*shown, strict=True)]
+    whole = sum(map(sum, shown))
+    return {"columns": columns, "rows": rows, "totals": totals, "whole": scale.milliseconds(whole)}
+
+
+def _ordered(files: Sequence[FileUse]) -> list[FileUse]:
+    return sorted(files, key=lambda f: (not f.is_weights, -(f.bytes_from_storage or 0)))
+
+
+def _file(file: FileUse) -> dict[str, Any]:
+    sizes, depth = file.request_size_bytes, file.in_flight
+    requests = f"{scale.block(sizes.p50)} / {scale.block(sizes.p95)}" if sizes else scale.ABSENT
+    return {
+        "path": clip_middle(plain(file.path), _NAME),
+        "is_weights": file.is_weights,
+        "cells": [
+            scale.size(file.size_bytes),
+            scale.size(file.bytes_from_storage),
+            scale.size(file.bytes_from_cache),
+            scale.percent(file.residency_before),
+            plain(file.access or scale.ABSENT, 20),
+            scale.duration(file.storage_wait_ns),
+            scale.rate(file.bytes_per_second),
+            requests,
+            f"{depth.mean:.1f} / {depth.max}" if depth else scale.ABSENT,
+            scale.count(file.major_faults),
+            scale.count(file.minor_faults),
+        ],
+        "advice": ", ".join(plain(a, 60) for a in file.advice[:6]),
+    }
+
+
+def _mount(mount: MountUse) -> dict[str, Any]:
+    ahead = mount.read_ahead_kb
+    return {
+        "path": clip_middle(plain(mount.path), _NAME),
+        "cells": [
+            plain(mount.fstype, 30),
+            scale.ABSENT if ahead is None else scale.block(ahead << 10),
+            scale.count(mount.requests),
+            scale.duration(mount.queue_ns),
+            scale.duration(mount.wire_ns),
+            scale.duration(mount.total_ns),
+            scale.count(mount.retransmits),
+        ],
+        "options": clip_middle(plain(mount.options), _NAME),
+    }
+
+
+def _gpu(gpu: GpuUse) -> dict[str, Any]:
+    return {
+        "name": f"{gpu.index} {plain(gpu.name, 60)}",
+        "cells": [
+            scale.size(gpu.memory_before_bytes),
+            scale.size(gpu.memory_after_bytes),
+            scale.duration(gpu.busy_ns),
+            scale.size(gpu.transfer_bytes),
+            plain(gpu.source, 40),
+        ],
+    }

@@ -1,0 +1,234 @@
+"""GPUs that no vendor library is asked for: AMD by sysfs, any other by the DRM fdinfo of its users.
+
+Formats: Documentation/gpu/amdgpu/driver-misc.rst (`mem_info_vram_*`, `gpu_busy_percent`),
+Documentation/ABI/testing/sysfs-bus-pci (`current_link_speed`), Documentation/gpu/drm-usage-stats.rst
+(`drm-resident-*`, before 6.6 `drm-memory-*`; `drm-engine-*` in ns). NVIDIA's own driver offers none
+of this; its devices are NVML's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ttftprof.clock import now_ns
+from ttftprof.gpu_rows import Valid
+from ttftprof.sources.gpu import DeviceLost, GpuAbsent, Look, Vendor
+
+# GT/s of a lane by generation: PCI Express Base Specification.
+_GENERATION = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
+_CARD = re.compile(r"card\d+")
+_OWN_MEMORY = ("vram", "local", "lmem", "stolen-local")
+_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_VENDORS = {"0x1002": "amd", "0x8086": "intel", "0x10de": "nvidia"}
+
+
+def find(sysfs: Path = Path("/sys"), proc: Path = Path("/proc")) -> Vendor | None:
+    """The DRM devices that can render and are not NVML's, or None."""
+    cards = list(_cards(sysfs))
+    return Drm(cards, proc) if cards else None
+
+
+def _cards(sysfs: Path) -> Iterator[Path]:
+    """The device folders behind /sys/class/drm/card*."""
+    try:
+        entries = sorted((sysfs / "class/drm").iterdir())
+    except OSError:
+        return
+    for entry in entries:
+        device = entry / "device"
+        if not _CARD.fullmatch(entry.name) or not any((device / "drm").glob("renderD*")):
+            continue
+        if _driver(device) != "nvidia":
+            yield device
+
+
+def _driver(device: Path) -> str:
+    try:
+        return (device / "driver").readlink().name
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """One process on one device: bytes it holds there, and ns its engines worked for it."""
+
+    memory_bytes: int
+    engine_ns: int
+
+
+class Drm(Vendor):
+    """Cards by sysfs; memory by process from the fdinfo of the processes to `follow`."""
+
+    name = "drm"
+
+    def __init__(self, cards: list[Path], proc: Path, clock: Callable[[], int] = now_ns) -> None:
+        self._cards = cards
+        self._proc = proc
+        self._clock = clock
+        self._slots = [card.resolve().name for card in cards]
+        self._tgids: frozenset[int] = frozenset()
+        self._engines: dict[int, tuple[int, int]] = {}
+
+    def open(self) -> list[dict[str, Any]]:
+        if not self._cards:
+            raise GpuAbsent("no DRM device that can render")
+        return [self._fact(index, card) for index, card in enumerate(self._cards)]
+
+    def _fact(self, index: int, card: Path) -> dict[str, Any]:
+        vendor = _VENDORS.get(_read(card / "vendor") or "", "other")
+        name = _read(card / "product_name") or f"{vendor} {_read(card / 'device') or ''}".strip()
+        return {
+            "index": index,
+            "parent": None,
+            "vendor": vendor,
+            "source": self.name,
+            "name": name,
+            "pci": self._slots[index],
+            "driver": _driver(card) or None,
+            "total_bytes": _number(card / "mem_info_vram_total"),
+            "persistence": None,
+            "link_gen_max": _generation(_read(card / "max_link_speed")),
+            "link_width_max": _number(card / "max_link_width"),
+        }
+
+    def follow(self, tgids: frozenset[int]) -> None:
+        self._tgids = tgids
+
+    def look(self, device: int, tick: int) -> Look:
+        card = self._cards[device]
+        if not card.exists():
+            raise DeviceLost(device, "it is gone from sysfs")
+        found: dict[str, int] = {}
+        valid = Valid(0)
+        users = self._users(device) if tick % 5 == 0 else None
+        used = _number(card / "mem_info_vram_used")
+        if used is None and users is not None:
+            used = sum(user.memory_bytes for user in users.values())
+        if used is not None:
+            found["used_bytes"] = used
+            valid |= Valid.USED
+        if users is not None:
+            valid |= self._busy(device, users, found)
+        if tick % 10 == 0:
+            valid |= _link(card, found)
+        processes = None if users is None else {t: u.memory_bytes for t, u in users.items()}
+        return Look(valid, found, processes)
+
+    def _users(self, device: int) -> dict[int, Usage]:
+        slot = self._slots[device]
+        found = {}
+        for tgid in self._tgids:
+            usage = usage_of(self._proc, tgid).get(slot)
+            if usage is not None:
+                found[tgid] = usage
+        return found
+
+    def _busy(self, device: int, users: Mapping[int, Usage], found: dict[str, int]) -> Valid:
+        """The driver's own figure, or the share of the time since the last look that the engines
+        worked for the processes that are followed."""
+        percent = _number(self._cards[device] / "gpu_busy_percent")
+        now, worked = self._clock(), sum(user.engine_ns for user in users.values())
+        before = self._engines.get(device)
+        self._engines[device] = now, worked
+        if percent is None and before is not None and now > before[0]:
+            percent = min(max(worked - before[1], 0) * 100 // (now - before[0]), 100)
+        if percent is None or not 0 <= percent <= 100:
+            return Valid(0)
+        found["busy_percent"] = percent
+        return Valid.BUSY
+
+    def close(self) -> None:
+        return
+
+
+def usage_of(proc: Path, tgid: int) -> dict[str, Usage]:
+    """{PCI slot: usage} of one process; a client that several descriptors share counts once."""
+    clients: dict[tuple[str, str], Usage] = {}
+    root = proc / str(tgid)
+    try:
+        fds = [fd.name for fd in (root / "fd").iterdir() if _is_drm(fd)]
+    except OSError:
+        return {}
+    for fd in fds:
+        fields = parse_fdinfo(_read(root / "fdinfo" / fd) or "")
+        slot, client = fields.get("drm-pdev"), fields.get("drm-client-id")
+        if slot and client:
+            clients[slot, client] = Usage(_memory_bytes(fields), _engine_ns(fields))
+    found: dict[str, Usage] = {}
+    for (slot, _), usage in clients.items():
+        before = found.get(slot, Usage(0, 0))
+        found[slot] = Usage(
+            before.memory_bytes + usage.memory_bytes, before.engine_ns + usage.engine_ns
+        )
+    return found
+
+
+def _is_drm(fd: Path) -> bool:
+    try:
+        return str(fd.readlink()).startswith("/dev/dri/")
+    except OSError:
+        return False
+
+
+def parse_fdinfo(text: str) -> dict[str, str]:
+    """The `drm-` keys of an fdinfo file."""
+    pairs = (line.partition(":") for line in text.splitlines() if line.startswith("drm-"))
+    return {key: value.strip() for key, _, value in pairs}
+
+
+def _memory_bytes(fields: Mapping[str, str]) -> int:
+    """What lies in the device's own memory; on one without any, what lies in the system's for it.
+
+    `resident` is told since 6.6 or so; before, amdgpu called the same `memory`.
+    """
+    for prefix in ("drm-resident-", "drm-memory-", "drm-total-"):
+        regions = {k.removeprefix(prefix): v for k, v in fields.items() if k.startswith(prefix)}
+        if regions:
+            own = [v for k, v in regions.items() if k.startswith(_OWN_MEMORY)]
+            return sum(map(_size, own or regions.values()))
+    return 0
+
+
+def _engine_ns(fields: Mapping[str, str]) -> int:
+    """The sum over engines: work on two at once counts twice."""
+    return sum(
+        int(value.removesuffix(" ns"))
+        for key, value in fields.items()
+        if key.startswith("drm-engine-") and value.removesuffix(" ns").isdigit()
+    )
+
+
+def _size(text: str) -> int:
+    number, _, unit = text.partition(" ")
+    return int(number) * _UNITS.get(unit, 0) if number.isdigit() else 0
+
+
+def _link(card: Path, found: dict[str, int]) -> Valid:
+    gen = _generation(_read(card / "current_link_speed"))
+    width = _number(card / "current_link_width")
+    if gen is None or width is None or not 0 < width < 256:
+        return Valid(0)
+    found["link_gen"], found["link_width"] = gen, width
+    return Valid.LINK
+
+
+def _generation(speed: str | None) -> int | None:
+    """From `16.0 GT/s PCIe`."""
+    return _GENERATION.get(speed.split(" ")[0]) if speed else None
+
+
+def _number(path: Path) -> int | None:
+    text = _read(path)
+    return int(text) if text and text.isdigit() else None
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return None
