@@ -18,15 +18,15 @@ int BPF_PROG(netfs__part, struct netfs_io_subrequest *part, u32 what)
 	struct remote_key key = {.what = (u64)part};
 
 	if (what == bpf_core_enum_value(enum netfs_sreq_trace, netfs_sreq_trace_terminated)) {
-		short error = part->error;
+		short error = BPF_CORE_READ(part, error);
 
 		remote_end(&key, part->transferred, error < 0 ? REMOTE_FAILED : 0);
 		return 0;
 	}
 	if (what != bpf_core_enum_value(enum netfs_sreq_trace, netfs_sreq_trace_submit))
 		return 0;
-	/* One byte wide since 6.7, and before it the low one. */
-	if (((u32)part->source & 0xff) !=
+	/* One byte wide on some kernels, and on the others the low one says it. */
+	if (((u32)BPF_CORE_READ(part, source) & 0xff) !=
 	    bpf_core_enum_value(enum netfs_io_source, NETFS_DOWNLOAD_FROM_SERVER))
 		return 0;
 	struct inode *inode = part->rreq->inode;

@@ -49,7 +49,7 @@ def conclude(timeline: Timeline, path: Path) -> Report:
         complete=timeline.complete,
         ended_because=str(meta.get("ended_because") or "unknown: recording was cut off"),
         realtime_offset_ns=clock.get("realtime_offset_ns"),
-        sources=tuple(SourceState(s.name, s.state, s.reason, s.lost) for s in timeline.sources),
+        sources=_sources(timeline),
         lost=dict(timeline.lost),
         overhead=_overhead(timeline),
         requests=requests,
@@ -58,6 +58,10 @@ def conclude(timeline: Timeline, path: Path) -> Report:
         starts=tuple(_starts(timeline)),
         tracks=tracks_of(timeline),
     )
+
+
+def _sources(timeline: Timeline) -> tuple[SourceState, ...]:
+    return tuple(SourceState(s.name, s.state, s.reason, s.lost) for s in timeline.sources)
 
 
 def _overhead(timeline: Timeline) -> Overhead:
@@ -209,7 +213,7 @@ def _judged(timeline: Timeline, request: Request, everyone: Sequence[Request]) -
         table=request.phase_activity(),
         prompt_tokens=request.prompt_tokens,
         cached_tokens=request.cached_tokens,
-        sources_missing=sum(1 for s in timeline.sources if s.state != "ok"),
+        sources_missing=sum(1 for s in _sources(timeline) if s.is_missed),
         answered=request.first_token_ns is not None or not request.endpoint,
         outcome=request.outcome,
         until="to the first token" if request.endpoint else "until it could serve",
@@ -305,6 +309,9 @@ def _notes(timeline: Timeline) -> list[str]:
     mount = timeline.meta.get("recording_on_measured_mount")
     if mount:
         notes.append(f"the recording was written to the mount it measured ({mount})")
+    gpu = next((s for s in _sources(timeline) if s.name == "gpu" and s.state == "absent"), None)
+    if gpu is not None and not gpu.is_missed:
+        notes.append(f"no GPU is shown: {gpu.reason}")
     tls = sum(1 for e in timeline.exchanges if any("tls" in n.lower() for n in e.notes))
     if tls:
         notes.append(f"{tls} connection(s) were encrypted: their requests could not be read")

@@ -42,8 +42,10 @@ _WARM_BYTES = 32 * MIB
 _RANDOM_READS = 2000
 _STALL_S = 10.0
 _LEAST_CELL_S = 0.2
+_PATIENCE_S = 1.0  # with readahead that is still under way
 _LEAST_POINTS = 6  # for a slope
 _RAMP_SHARE = 0.2  # of a cell's time that is left out: bursts, slow start, the first readahead
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,11 +402,13 @@ def _touch_by_mmap(
     """Copies the extents out of a map, in a child: what a fault does to a process (SIGBUS where the
     file became shorter, a wait that no signal ends) then happens to the child."""
     ready, write_end = os.pipe()
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # until somebody minds the child
     pid = os.fork()
     if pid == 0:
         _child(files, extents, until, write_end)
-    os.close(write_end)
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        os.close(write_end)
         answer = _answer_of(ready, until, tick)
     finally:
         os.close(ready)
@@ -437,7 +441,7 @@ def _answer_of(fd: int, until: int, tick: Callable[[], None]) -> bytes:
 
 def _child(files: Sequence[OpenFile], extents: Sequence[Extent], until: int, out: int) -> None:
     try:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in _ENDING:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         die_with_parent()
@@ -667,7 +671,7 @@ class Session:
                 fd, size = self._fds[e.file], self.weights.files[e.file].size_bytes
                 low, high = max(e.start - slack, 0), min(e.start + e.length + slack, size)
                 was_absent = residency.overlap(self._absent[e.file], low, high)
-                residency.drop(fd, was_absent, self._how)
+                residency.drop(fd, was_absent, self._how, _PATIENCE_S)
                 if self.limits.evict and self._answers:
                     self._read_back(fd, e, was_absent)
 
@@ -720,8 +724,6 @@ def describe(way: Way) -> str:
 
 # -- signals ---------------------------------------------------------------------------------------
 
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
 
 @contextmanager
 def signals_held() -> Iterator[None]:
@@ -735,10 +737,17 @@ def signals_held() -> Iterator[None]:
 
 @contextmanager
 def signals_raise() -> Iterator[None]:
-    """Inside, Ctrl-C, SIGTERM and SIGHUP raise `Interrupted`, so that everything is put back."""
+    """Inside, Ctrl-C, SIGTERM and SIGHUP raise `Interrupted`, so that everything is put back.
+
+    Once: what comes while things are being put back does not keep them from it.
+    """
+    asked = False
 
     def end(number: int, _frame: object) -> None:
-        raise Interrupted(number)
+        nonlocal asked
+        if not asked:
+            asked = True
+            raise Interrupted(number)
 
     old = {number: signal.signal(number, end) for number in _ENDING}
     try:

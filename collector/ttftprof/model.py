@@ -240,6 +240,11 @@ class SourceState:
     reason: str = ""
     lost: str = ""
 
+    @property
+    def is_missed(self) -> bool:
+        """Whether its state costs anything: a machine without a GPU does not miss it."""
+        return self.state != "ok" and not (self.state == "absent" and not self.lost)
+
 
 @dataclass(frozen=True, slots=True)
 class ProbeCost:

@@ -150,6 +150,7 @@ class Recorder:
         self._stats_since_ns = 0
         self._next_cost_ns = 0
         self._next_own_ns = 0
+        self._armed_cpu_ns = 0
         self._next_write_ns = 0
         self._held: dict[str, list[Records]] = {}
         self._follow_by_kind = self._handlers()
@@ -175,6 +176,7 @@ class Recorder:
         self._write_meta(began)
         self._watch_descriptors()
         self._cycle()
+        self._armed_cpu_ns = time.process_time_ns()
         self.progress.started_ns = now_ns()
         self.writer.set_meta("armed_ns", self.progress.started_ns)
         self.writer.commit()
@@ -521,8 +523,16 @@ class Recorder:
             self._next_cost_ns = ns + COST_EVERY_NS
         if ns >= self._next_own_ns:
             self._next_own_ns = ns + OWN_EVERY_NS
-            self.writer.set_meta("own", own_cost())
+            self.writer.set_meta("own", self._own_cost())
             self._forget_the_dead()
+
+    def _own_cost(self) -> dict[str, int]:
+        """CPU time while recording, and before it (start, imports, loading); peak memory."""
+        return {
+            "cpu_ns": time.process_time_ns() - self._armed_cpu_ns,
+            "arming_cpu_ns": self._armed_cpu_ns,
+            "max_rss_bytes": own_peak_bytes(),
+        }
 
     def _forget_the_dead(self) -> None:
         """A member whose exit was lost, or came before we looked, must not be waited for."""
@@ -548,7 +558,7 @@ class Recorder:
             self._write_states()
             costs = self.session.program_costs()
             self.writer.set_meta("probe_costs", {n: list(c) for n, c in costs.items()})
-            self.writer.set_meta("own", own_cost())
+            self.writer.set_meta("own", self._own_cost())
             self.writer.set_meta("end_ns", now_ns())
             self.writer.set_meta("ended_because", why)
             self.writer.close(complete)
@@ -582,11 +592,6 @@ def own_peak_bytes() -> int:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     return 0
-
-
-def own_cost() -> dict[str, int]:
-    """CPU time and peak memory of this process."""
-    return {"cpu_ns": time.process_time_ns(), "max_rss_bytes": own_peak_bytes()}
 
 
 def _text(data: bytes) -> str:

@@ -304,7 +304,7 @@ def _mount_notes(point: str, stats: MountStats) -> list[str]:
             f"{point}: bytes came without READ calls (LOCALIO: the server is this machine)"
         )
     used = [t for t in stats.transports if t.get("sends")]
-    if len(stats.transports) > 1:
+    if len(stats.transports) > 1 and read.get("operations"):
         found.append(
             f"{point}: {len(used)} of {len(stats.transports)} connections carried requests"
         )

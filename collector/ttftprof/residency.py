@@ -17,7 +17,6 @@ from dataclasses import dataclass
 PAGE = mmap.PAGESIZE
 _SYS_CACHESTAT = 451  # the same on every architecture; Linux 6.5
 _WINDOW = 256 << 20  # mincore looks at the file through maps of this size
-_DROP_TRIES = 20
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.syscall.restype = ctypes.c_long
@@ -198,27 +197,29 @@ def without(start: int, end: int, runs: Iterable[Range]) -> list[Range]:
     return [*left, (at, end)] if at < end else left
 
 
-def drop(fd: int, ranges: Iterable[Range], how: str) -> int:
-    """Evicts ranges from the page cache; the pages that stayed (mapped, locked, being read)."""
-    left = 0
-    for start, end in ranges:
-        left += _drop_one(fd, start, end, how)
-    return left
+def drop(fd: int, ranges: Iterable[Range], how: str, patience_s: float = 0.2) -> int:
+    """Evicts ranges from the page cache; returns the pages that stayed (mapped, locked).
 
-
-def _drop_one(fd: int, start: int, end: int, how: str) -> int:
-    """The kernel keeps a page that is in use for the moment (an unfinished readahead): ask again.
-
-    An end inside a page would keep that page, so it is rounded up.
+    A page that storage is still delivering (readahead goes on after its reader has ended) cannot
+    be dropped yet: it is asked again until for `patience_s` none has left.
     """
+    return sum(_drop_one(fd, start, end, how, patience_s) for start, end in ranges)
+
+
+def _drop_one(fd: int, start: int, end: int, how: str, patience_s: float) -> int:
+    """An end inside a page would keep that page, so it is rounded up."""
     length = -(-(end - start) // PAGE) * PAGE
-    for attempt in range(_DROP_TRIES):
+    fewest, since = -1, time.monotonic()
+    while True:
         os.posix_fadvise(fd, start, length, os.POSIX_FADV_DONTNEED)
         left = cached_pages(fd, start, end, how)
         if not left:
             return 0
-        time.sleep(0.001 * (attempt + 1))
-    return left
+        if left < fewest or fewest < 0:
+            fewest, since = left, time.monotonic()
+        elif time.monotonic() - since > patience_s:
+            return left
+        time.sleep(0.005)
 
 
 def read_back(fd: int, ranges: Iterable[Range]) -> None:

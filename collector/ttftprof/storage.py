@@ -74,6 +74,8 @@ def _file_use(
     direct = file.delta("direct_bytes", start_ns, end_ns)
     read = file.delta("read_bytes", start_ns, end_ns)
     from_storage = added + direct
+    # Without its probe nothing counted what entered the cache: 0 would acquit storage unheard.
+    counts = all(s.name != "pagecache" or s.state != "absent" for s in timeline.sources)
     residency = residency_before(timeline, file, start_ns, end_ns)
     maps = _on_file(_within(timeline.of_kind(Kind.MMAP), start_ns, end_ns), file)
     maps = maps[(maps["flags"] & (MmapFlag.FAILED | MmapFlag.EXEC)) == 0]
@@ -88,8 +90,10 @@ def _file_use(
         fstype=file.fstype,
         mount=file.mount,
         size_bytes=file.size_bytes,
-        bytes_from_storage=from_storage,
-        bytes_from_cache=_from_cache(file, residency, read, direct, added, bool(len(maps))),
+        bytes_from_storage=from_storage if counts else None,
+        bytes_from_cache=_from_cache(file, residency, read, direct, added, bool(len(maps)))
+        if counts
+        else None,
         major_faults=_major_faults(timeline, file, members, start_ns, end_ns),
         minor_faults=_minor_faults(timeline, file, members, start_ns, end_ns),
         storage_wait_ns=storage_wait_ns(timeline, file, start_ns, end_ns),
@@ -140,14 +144,14 @@ def _major_faults(
 ) -> int | None:
     """The kernel counts major faults by thread, not by file: known for a file if it is the only
     one that came from storage."""
-    others = [
-        f
-        for f in timeline.files.values()
-        if f is not file and f.delta("added_pages", start_ns, end_ns) > 0
-    ]
-    grown = file.delta("faults", start_ns, end_ns)
-    if not grown:
+    if any(s.name == "faults" and s.state != "ok" for s in timeline.sources):
+        return None  # before 6.12 nothing counts faults by file
+    if not file.delta("faults", start_ns, end_ns):
         return 0
+    others = any(
+        f is not file and f.delta("added_pages", start_ns, end_ns) > 0
+        for f in timeline.files.values()
+    )
     return None if others else counted(timeline, members, "maj_flt", start_ns, end_ns)
 
 

@@ -50,8 +50,15 @@ static void sleep_us(uint64_t us)
 static int refused(const char *call)
 {
 	const char *list = getenv("FAKE_GPU_REFUSES");
+	const char *at = list;
+	size_t length = strlen(call);
 
-	return list && strstr(list, call);
+	while (at && (at = strstr(at, call))) {
+		if ((at == list || at[-1] == ' ') && (!at[length] || at[length] == ' '))
+			return 1;
+		at += length;
+	}
+	return 0;
 }
 
 static int began(const char *call, uintptr_t handle)

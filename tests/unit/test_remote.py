@@ -1,4 +1,4 @@
-"""Remote reads put together from records: splits joined, sizes, depth, the path's delay and rate."""
+"""Remote reads put together from records: splits, sizes, depth, the path's delay and rate."""
 
 from __future__ import annotations
 

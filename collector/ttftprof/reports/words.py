@@ -119,6 +119,6 @@ def _incomplete(report: Report) -> Iterable[str]:
 
 def _absences(report: Report) -> Iterable[str]:
     for source in report.sources:
-        if source.state != "ok":
+        if source.is_missed:
             parts = [part for part in (source.reason, source.lost) if part]
             yield f"{source.name} {source.state}" + (": " if parts else "") + "; ".join(parts)

@@ -1,9 +1,9 @@
 """GPUs that no vendor library is asked for: AMD by sysfs, any other by the DRM fdinfo of its users.
 
 Formats: Documentation/gpu/amdgpu/driver-misc.rst (`mem_info_vram_*`, `gpu_busy_percent`),
-Documentation/ABI/testing/sysfs-bus-pci (`current_link_speed`), Documentation/gpu/drm-usage-stats.rst
-(`drm-resident-*`, before 6.6 `drm-memory-*`; `drm-engine-*` in ns). NVIDIA's own driver offers none
-of this; its devices are NVML's.
+Documentation/ABI/testing/sysfs-bus-pci (`current_link_speed`),
+Documentation/gpu/drm-usage-stats.rst (`drm-resident-*`, before 6.6 `drm-memory-*`; `drm-engine-*`
+in ns). NVIDIA's own driver offers none of this; its devices are NVML's.
 """
 
 from __future__ import annotations

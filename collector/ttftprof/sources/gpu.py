@@ -1,9 +1,9 @@
 """GPUs, sampled on an absolute schedule in threads of their own, whoever makes them.
 
 Guarantees: where there is no GPU to ask nothing runs and nothing is imported; `Gpus.drain` takes
-what is there and never waits, whatever a driver does; a moment that was missed is left out, not made
-up for, and the lateness of every look is in its row; a call that does not return, a device that is
-lost and a question that is refused become facts.
+what is there and never waits, whatever a driver does; a moment that was missed is left out, not
+made up for, and the lateness of every look is in its row; a call that does not return, a device
+that is lost and a question that is refused become facts.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Vendor(ABC):
         """What else was found out since the last time."""
         return []
 
-    def follow(self, tgids: frozenset[int]) -> None:
+    def follow(self, tgids: frozenset[int]) -> None:  # noqa: B027 - most need not know
         """Whose memory is asked for, where that is found process by process."""
 
     @abstractmethod

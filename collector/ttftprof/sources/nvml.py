@@ -98,7 +98,7 @@ class Nvml(Vendor):
     def __init__(self, library: Any = None, clock: Callable[[], int] = now_ns) -> None:
         self._library = library
         self._clock = clock
-        self._devices: list[Device] = []
+        self._devices: dict[int, Device] = {}
         self._seen_us: dict[int, int] = {}
         self._facts: list[tuple[str, dict[str, Any]]] = []
 
@@ -119,11 +119,17 @@ class Nvml(Vendor):
             raise GpuAbsent(f"NVML does not work here ({error})", _COST) from error
         finally:
             self.fast.since_ns = 0
-        self._devices = list(self._find_devices())
-        if not self._devices:
-            raise GpuAbsent("the NVIDIA driver shows no device")
         driver = _text(self.fast.ask("nvmlSystemGetDriverVersion", None))
-        return [self._device_fact(device, driver) for device in self._devices]
+        facts = []
+        for device in self._find_devices():
+            try:
+                facts.append(self._device_fact(device, driver))
+            except DeviceLost:
+                continue  # was lost before recording began
+            self._devices[device.index] = device
+        if not facts:
+            raise GpuAbsent("the NVIDIA driver shows no device that answers")
+        return facts
 
     def _refused(self, call: str, index: int, reason: str) -> None:
         self._facts.append(("gpu_refused", {"call": call, "device": index, "reason": reason}))

@@ -1,0 +1,51 @@
+"""The tests' own GPU: two C libraries with the real ABI, and the words of memory they share."""
+
+from __future__ import annotations
+
+import mmap
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+HERE = Path(__file__).parent
+WORDS = 64
+GIB = 1 << 30
+
+# As in fake_nvml.c; per device where an index is added.
+USED, BUSY, LOST, PID, TOTAL = 0, 8, 16, 24, 32
+COUNT, PERSISTENCE, LINK, RX = 40, 41, 42, 43
+HANG_MS, DELAY_US, CALLS, INSTANCES, INIT_ERROR = 48, 49, 50, 51, 52
+
+
+class State:
+    """What the fake GPU says, word by word; shared with every process that maps the file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.write_bytes(bytes(8 * WORDS))
+        with path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), 8 * WORDS)
+        for device in range(8):
+            self[TOTAL + device] = 8 * GIB
+        self.link(4, 4, 16, 16)
+
+    def link(self, gen: int, gen_max: int, width: int, width_max: int) -> None:
+        self[LINK] = gen | gen_max << 8 | width << 16 | width_max << 24
+
+    def __getitem__(self, word: int) -> int:
+        return int(struct.unpack_from("<Q", self._memory, 8 * word)[0])
+
+    def __setitem__(self, word: int, value: int) -> None:
+        struct.pack_into("<Q", self._memory, 8 * word, value)
+
+
+def build(source: str, folder: Path, library: str) -> Path:
+    """`source` of this folder as a shared library of that name in `folder`."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    assert compiler, "the fake GPU needs a C compiler: scripts/setup installs it"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / library
+    flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-Wl,-soname,{library}"]
+    subprocess.run([compiler, *flags, "-o", str(path), str(HERE / source)], check=True)
+    return path

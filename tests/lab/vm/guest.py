@@ -1,0 +1,88 @@
+"""The recordings of the VM test: network mounts read in every way, then a server that goes silent.
+
+Runs in the guest: `python guest.py READER RESULTS`. One process records all, because starting
+Python takes half a minute under emulation. The kernel's own trace watches the same reads.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from ttftprof.cli.record import command
+
+TRACING = Path("/sys/kernel/tracing")
+TRACED = ("nfs/nfs_initiate_read", "cifs/smb3_read_enter")
+PREPARED_TIMEOUT_S = 240
+SILENT_AFTER_S, SILENT_S, BACK_AFTER_S = 3.0, 4.0, 4.0
+STEPS = (
+    "nfs42-read,/run/nfs42/model.gguf,read,128",
+    "nfs42-mmap,/run/nfs42/model.gguf,mmap,128",
+    "nfs42-mmap-4096,/run/nfs42/model.gguf,mmap,4096",
+    "nfs42-small,/run/nfs42/model.gguf,small,128",
+    "nfs42-small-4096,/run/nfs42/model.gguf,small,4096",
+    "nfs3-read,/run/nfs3/model.gguf,read,128",
+    "nfs3-mmap,/run/nfs3/model.gguf,mmap,128",
+    "smb-read,/run/smb/model.gguf,read,4096",
+    "smb-mmap,/run/smb/model.gguf,mmap,128",
+    "nfs42-serve,/run/nfs42/model.gguf,serve,1024",
+)
+
+
+def record(results: Path, name: str, *arguments: str) -> None:
+    began = time.monotonic()
+    try:
+        command.main(
+            ["-o", str(results / f"{name}.ttft"), "--force", "-q", *arguments],
+            standalone_mode=False,
+        )
+    finally:
+        print(f"{name} took {time.monotonic() - began:.1f} s", flush=True)
+
+
+def traced(on: bool) -> None:
+    for event in TRACED:
+        (TRACING / "events" / event / "enable").write_text("1" if on else "0")
+
+
+def silence_the_server(ready: Path) -> None:
+    """Takes the network away once the reads are recorded, and gives it back after the recording:
+    a reader that is being killed still has to close its file."""
+    while not ready.exists():
+        time.sleep(0.05)
+    time.sleep(SILENT_AFTER_S)
+    subprocess.run(["ip", "link", "set", "lo", "down"], check=True)
+    time.sleep(SILENT_S)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(BACK_AFTER_S)
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+
+
+def main(reader: str, results: Path) -> None:
+    began = time.monotonic()
+    while not (results / "prepared").exists():
+        if time.monotonic() - began > PREPARED_TIMEOUT_S:
+            sys.exit("the servers and mounts were not prepared in time")
+        time.sleep(0.2)
+    (TRACING / "trace_clock").write_text("mono")
+    (TRACING / "buffer_size_kb").write_text("4096")
+    traced(True)
+    record(results, "steps", "--", reader, "steps", str(results), *STEPS)
+    traced(False)
+    (results / "trace").write_text((TRACING / "trace").read_text())
+
+    ready = results / "hang.ready"
+    silencer = threading.Thread(target=silence_the_server, args=[ready])
+    silencer.start()
+    model = "/run/nfs42/model.gguf"
+    record(results, "hang", "--ready-file", str(ready), "--", reader, "hang", model)
+    silencer.join()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

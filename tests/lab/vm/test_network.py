@@ -1,0 +1,310 @@
+"""NFS and SMB on a real kernel: what scripts/vm-test recorded in its VM against the kernel's count.
+
+Every step read the 64 MiB model once, from a cold cache, between two samples of the kernel's
+counters (mountstats, and the SMB module's) and under the kernel's own trace. Emulated time is slow,
+so only counts, bytes, sums and shares are compared.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ttftprof import remote
+from ttftprof.analysis import analyse
+from ttftprof.events import Family, Kind, Records
+from ttftprof.model import Report
+from ttftprof.recording import Reader
+from ttftprof.sources.mountstats import (
+    MountStats,
+    growth,
+    parse_cifs_stats,
+    parse_mountstats,
+)
+from ttftprof.timeline import FileFacts, Timeline, build
+
+RESULTS = Path(os.environ.get("TTFTPROF_VM_RESULTS", "nowhere"))
+SIZE = 64 << 20
+SPLIT_ERROR = 0.02
+ROUNDING_MS = 1.0  # mountstats gives whole milliseconds
+NFS_STEPS = (
+    "nfs42-read",
+    "nfs42-mmap",
+    "nfs42-mmap-4096",
+    "nfs42-small",
+    "nfs42-small-4096",
+    "nfs3-read",
+    "nfs3-mmap",
+    "nfs42-serve",
+)
+SMB_STEPS = ("smb-read", "smb-mmap")
+MOUNTS = {"nfs42": "/run/nfs42", "nfs3": "/run/nfs3", "smb": "/run/smb"}
+
+pytestmark = pytest.mark.skipif(
+    not (RESULTS / "done").exists(), reason="scripts/vm-test runs the VM and then these"
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One reading of the model; `reads` are the remote reads that began in it."""
+
+    name: str
+    mount: str
+    start_ns: int
+    end_ns: int
+    reads: Records
+
+    def grown(self) -> MountStats:
+        """What the kernel counted for the mount meanwhile."""
+        before, after = (
+            {m.point: m for m in parse_mountstats((RESULTS / f"{self.name}.{end}").read_text())}
+            for end in ("before", "after")
+        )
+        return growth(before[self.mount], after[self.mount])
+
+
+@pytest.fixture(scope="module")
+def timeline() -> Timeline:
+    with Reader(RESULTS / "steps.ttft") as reader:
+        return build(reader)
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return analyse(RESULTS / "steps.ttft")
+
+
+@pytest.fixture(scope="module")
+def steps(timeline: Timeline) -> dict[str, Step]:
+    found = {}
+    for line in (RESULTS / "steps").read_text().splitlines():
+        told = json.loads(line)
+        start_ns, end_ns = int(told["start_ns"]), int(told["end_ns"])
+        mount = MOUNTS[told["name"].partition("-")[0]]
+        family = Family.SMB if mount == MOUNTS["smb"] else Family.NFS
+        reads = remote.begun_within(timeline.remote, start_ns, end_ns)
+        found[told["name"]] = Step(
+            told["name"], mount, start_ns, end_ns, reads[reads["family"] == family]
+        )
+    assert set(found) == {*NFS_STEPS, *SMB_STEPS}
+    return found
+
+
+def model_on(timeline: Timeline, mount: str) -> FileFacts:
+    return next(f for f in timeline.files.values() if f.path == f"{mount}/model.gguf")
+
+
+# -- the recording --------------------------------------------------------------------------------
+
+
+def test_nothing_was_lost_and_what_is_absent_is_said(timeline: Timeline) -> None:
+    assert timeline.complete
+    assert not timeline.lost
+    states = {s.name: s for s in timeline.sources}
+    for name in ("nfs", "smb", "fuse", "netfs", "process", "files", "offcpu", "block", "uring"):
+        assert states[name].state == "ok", states[name]
+    assert "no file lies on fuse" in states["fuse"].reason
+    assert states["faults"].state == "absent"
+    assert "no tracepoint mm_filemap_fault" in states["faults"].reason
+    assert states["sockets"].state == "degraded"
+    assert "not from when it arrived" in states["sockets"].lost
+    assert states["pagecache"].state == "degraded"
+    assert "file read before" in states["pagecache"].lost
+
+
+# -- NFS ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NFS_STEPS)
+def test_nfs_bytes_and_calls_are_the_kernels(name: str, steps: dict[str, Step]) -> None:
+    step, grown = steps[name], steps[name].grown()
+    calls = grown.operations["READ"]
+    assert int(step.reads["got_bytes"].sum()) == grown.bytes["server_read"] == SIZE
+    assert len(step.reads) == calls["operations"]
+    assert int(step.reads["sent"].sum()) == calls["transmissions"]
+    assert step.reads["split"].all()
+    assert not step.reads["failed"].any()
+
+
+@pytest.mark.parametrize("name", NFS_STEPS)
+def test_nfs_split_adds_up_to_the_kernels(name: str, steps: dict[str, Step]) -> None:
+    reads, calls = steps[name].reads, steps[name].grown().operations["READ"]
+    for part in ("queue", "wire", "execute"):
+        got_ms = float(reads[f"{part}_ns"].sum()) / 1e6
+        told_ms = calls[f"{part}_ms"]
+        assert got_ms == pytest.approx(told_ms, rel=SPLIT_ERROR, abs=ROUNDING_MS), part
+    # Hand-over to answer holds the RPC whole, and little besides.
+    own_ms = float((reads["end_ns"] - reads["start_ns"]).sum()) / 1e6
+    assert calls["execute_ms"] - ROUNDING_MS <= own_ms <= calls["execute_ms"] * 1.1
+
+
+@pytest.mark.parametrize("name", NFS_STEPS)
+def test_nfs_reads_name_file_mount_and_thread(
+    name: str, steps: dict[str, Step], timeline: Timeline
+) -> None:
+    step = steps[name]
+    file = model_on(timeline, step.mount)
+    assert set(step.reads["ino"].tolist()) == {file.ino}
+    assert set(step.reads["dev"].tolist()) == {file.dev}
+    assert file.mount == step.mount
+    assert file.fstype == ("nfs4" if step.mount == "/run/nfs42" else "nfs")
+    assert set(step.reads["tgid"].tolist()) <= set(timeline.processes)
+    # Together the reads cover the file, each byte once.
+    ends = step.reads["offset"] + step.reads["got_bytes"].astype("u8")
+    assert sorted(step.reads["offset"].tolist())[1:] == sorted(ends.tolist())[:-1]
+
+
+def test_the_recorders_own_samples_agree(timeline: Timeline, steps: dict[str, Step]) -> None:
+    for mount in ("/run/nfs42", "/run/nfs3"):
+        mine = [s.grown() for s in steps.values() if s.mount == mount]
+        whole = timeline.mounts[mount]
+        assert whole.bytes["server_read"] == sum(g.bytes["server_read"] for g in mine)
+        calls = sum(g.operations["READ"]["operations"] for g in mine)
+        assert whole.operations["READ"]["operations"] == calls
+        # Each call of the client's readahead, as the kernel counts them.
+        row = model_on(timeline, mount).rows[-1]
+        assert int(row["readahead_asks"]) == whole.events["read_pages"]
+        assert int(row["readahead_pages"]) * 4096 == whole.bytes["server_read"]
+        assert int(row["added_pages"]) * 4096 == whole.bytes["server_read"]
+
+
+def test_every_connection_is_seen(timeline: Timeline, report: Report) -> None:
+    assert len(timeline.mounts["/run/nfs42"].transports) == 1
+    both = timeline.mounts["/run/nfs3"].transports
+    assert len(both) == 2
+    assert all(t["sends"] for t in both)
+    assert "/run/nfs3: 2 of 2 connections carried requests" in report.notes
+
+
+# -- a second tool --------------------------------------------------------------------------------
+
+_NFS_LINE = re.compile(r" (\d+\.\d{6}): nfs_initiate_read: .* offset=(\d+) count=(\d+)")
+_SMB_LINE = re.compile(r" (\d+\.\d{6}): smb3_read_enter: .* offset=0x([0-9a-f]+) len=0x([0-9a-f]+)")
+
+
+def traced(step: Step) -> Counter[tuple[int, int]]:
+    """(offset, bytes) of each read in the kernel's trace of a step."""
+    found: Counter[tuple[int, int]] = Counter()
+    for line in (RESULTS / "trace").read_text().splitlines():
+        if nfs := _NFS_LINE.search(line):
+            stamp, read = nfs[1], (int(nfs[2]), int(nfs[3]))
+        elif smb := _SMB_LINE.search(line):
+            stamp, read = smb[1], (int(smb[2], 16), int(smb[3], 16))
+        else:
+            continue
+        if step.start_ns <= round(float(stamp) * 1e9) < step.end_ns:
+            found[read] += 1
+    return found
+
+
+@pytest.mark.parametrize("name", [*NFS_STEPS, *SMB_STEPS])
+def test_sizes_are_those_of_the_kernels_trace(name: str, steps: dict[str, Step]) -> None:
+    reads = steps[name].reads
+    ours = Counter(zip(reads["offset"].tolist(), reads["asked_bytes"].tolist(), strict=True))
+    assert ours == traced(steps[name])
+
+
+@pytest.mark.parametrize("how", ["mmap", "small"])
+def test_readahead_changes_sizes_and_depth(how: str, steps: dict[str, Step]) -> None:
+    found = []
+    for name in (f"nfs42-{how}", f"nfs42-{how}-4096"):
+        size, depth = remote.sizes(steps[name].reads), remote.in_flight(steps[name].reads)
+        assert size
+        assert depth
+        found.append((size.p50, depth))
+    (narrow, shallow), (wide, deep) = found
+    assert narrow == 128 << 10  # the readahead
+    assert wide == 256 << 10  # rsize bounds it
+    assert shallow.max <= 2
+    assert deep.max >= 8
+    assert deep.mean > 2 * shallow.mean
+
+
+# -- SMB ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SMB_STEPS)
+def test_smb_bytes_and_calls_are_the_kernels(
+    name: str, steps: dict[str, Step], timeline: Timeline
+) -> None:
+    reads = steps[name].reads
+    [before], [after] = (
+        parse_cifs_stats((RESULTS / f"{name}.shares.{end}").read_text())
+        for end in ("before", "after")
+    )
+    assert int(reads["got_bytes"].sum()) == after.read_bytes - before.read_bytes == SIZE
+    assert len(reads) == after.reads - before.reads
+    file = model_on(timeline, "/run/smb")
+    assert file.fstype == "cifs"
+    assert set(reads["ino"].tolist()) == {file.ino}
+    assert set(reads["dev"].tolist()) == {file.dev}
+    assert reads["split"].all()
+    took = reads["end_ns"] - reads["start_ns"]
+    assert (reads["queue_ns"] + reads["wire_ns"] <= took).all()
+    assert (reads["wire_ns"] > 0).all()
+
+
+# -- 9P -------------------------------------------------------------------------------------------
+
+
+def test_reads_of_the_vms_own_root_are_seen(timeline: Timeline) -> None:
+    """The guest's programs lie on 9P, whose reads go through the kernel's netfs library."""
+    with Reader(RESULTS / "hang.ttft") as reader:
+        everything = [timeline, build(reader)]
+    reads = [t.remote[t.remote["family"] == Family.NETFS] for t in everything]
+    assert sum(len(r) for r in reads) > 0
+    for some in reads:
+        assert (some["ino"] > 0).all()
+        assert (some["got_bytes"] <= some["asked_bytes"]).all()
+        assert not some["failed"].any()
+
+
+# -- in the report --------------------------------------------------------------------------------
+
+
+def test_the_split_lies_in_the_load_of_the_server(report: Report, steps: dict[str, Step]) -> None:
+    step = steps["nfs42-serve"]
+    [start] = [s for s in report.starts if s.start_ns >= step.start_ns]
+    calls = step.grown().operations["READ"]
+    [load] = [p for p in start.phases if p.phase == "load"]
+    begun = step.reads["start_ns"]
+    assert ((begun >= load.start_ns) & (begun < load.end_ns)).all()
+    assert start.phase_activity()["load"].get("storage_wait", 0) > 0
+    [weights] = [f for f in start.files if f.is_weights]
+    assert (weights.path, weights.mount) == ("/run/nfs42/model.gguf", "/run/nfs42")
+    assert weights.bytes_from_storage == SIZE
+    assert weights.request_size_bytes
+    assert weights.request_size_bytes.p50 == 256 << 10
+    assert weights.in_flight
+    assert weights.in_flight.max > 1
+    [mount] = [m for m in start.mounts if m.path == "/run/nfs42"]
+    assert mount.requests == calls["operations"]
+    assert mount.retransmits == 0
+    assert mount.queue_ns is not None
+    assert mount.wire_ns is not None
+    assert mount.queue_ns / 1e6 == pytest.approx(calls["queue_ms"], rel=SPLIT_ERROR, abs=1)
+    assert mount.wire_ns / 1e6 == pytest.approx(calls["wire_ms"], rel=SPLIT_ERROR, abs=1)
+
+
+def test_a_server_gone_silent_leaves_reads_unanswered() -> None:
+    report = analyse(RESULTS / "hang.ttft")
+    with Reader(RESULTS / "hang.ttft") as reader:
+        timeline = build(reader)
+    file = model_on(timeline, "/run/nfs42")
+    hanging = timeline.remote[timeline.remote["unanswered"]]
+    answered = timeline.remote[~timeline.remote["unanswered"]]
+    assert len(hanging) >= 1
+    assert len(answered) >= 1
+    assert set(hanging["ino"].tolist()) == {file.ino}
+    assert int((hanging["end_ns"] - hanging["start_ns"]).max()) > 1_000_000_000
+    assert any("NFS read(s) were unanswered" in note for note in report.notes)
+    # Its reader was still waiting for them, and it is known for what.
+    waits = timeline.of_kind(Kind.OFFCPU)
+    assert len(waits) >= 1
