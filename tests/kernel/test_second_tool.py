@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from workloads.cache import make_model
-from workloads.counted import Program, started
 
 from conftest import unsupported
 from kernel.support import Recording, recording
 from ttftprof.events import Kind, Wait
+from workloads.cache import make_model
+from workloads.counted import Program, started
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 
