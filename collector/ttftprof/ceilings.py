@@ -35,7 +35,9 @@ from ttftprof.weights import OpenFile, Weights
 
 KIB, MIB = 1 << 10, 1 << 20
 RANDOM_BYTES = 4 * KIB
-_ALIGN = MIB  # of ranges: covers the block size of every device for O_DIRECT
+# Of ranges: covers the block size of every device for O_DIRECT, and the largest folio (on 4 KiB
+# pages): the kernel drops a folio as a whole or not at all.
+ALIGN = 2 * MIB
 _SLACK = 8 * MIB  # at least this far around a range readahead may have read
 _STEP = 64 * KIB  # of the mmap cell's copying
 _WARM_BYTES = 32 * MIB
@@ -167,14 +169,13 @@ def matrix(read_aheads_kb: Sequence[int] = (), quick: bool = False) -> list[Way]
 
 def _unit(way: Way) -> int:
     """A cell's range is a whole number of these, so that every stream gets whole requests."""
-    return max(MIB, way.streams * (way.request_bytes or MIB))
+    return max(ALIGN, way.streams * (way.request_bytes or MIB))
 
 
 def _bounds(way: Way) -> tuple[int, int]:
     """(least, wanted) bytes of a cell's range."""
     unit = _unit(way)
-    least = {"mmap": 4 * MIB, "random": MIB}.get(way.method, unit)
-    return max(least, unit), max(48 * MIB, 2 * unit)
+    return 2 * unit if way.method == "mmap" else unit, max(48 * MIB, 2 * unit)
 
 
 def allot(ways: Sequence[Way], space_bytes: int) -> list[int]:
@@ -203,7 +204,7 @@ def usable(runs_of_files: Sequence[Sequence[Range]]) -> list[Extent]:
     extents = []
     for file, runs in enumerate(runs_of_files):
         for start, end in runs:
-            low, high = -(-start // _ALIGN) * _ALIGN, end // _ALIGN * _ALIGN
+            low, high = -(-start // ALIGN) * ALIGN, end // ALIGN * ALIGN
             if high > low:
                 extents.append(Extent(file, low, high - low))
     longest = max((e.length for e in extents), default=0)
@@ -508,6 +509,8 @@ class Session:
         self._until = 0
         self._answers = True
         self._fds = [file.reopen(os.O_RDONLY | os.O_NONBLOCK) for file in weights.files]
+        for fd in self._fds:  # they only read what was cached back: exactly that
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         self._how = residency.how_to_ask(self._fds[0])
         self._absent = [
             residency.absent(fd, file.size_bytes, self._how)
@@ -671,16 +674,23 @@ class Session:
                 fd, size = self._fds[e.file], self.weights.files[e.file].size_bytes
                 low, high = max(e.start - slack, 0), min(e.start + e.length + slack, size)
                 was_absent = residency.overlap(self._absent[e.file], low, high)
-                residency.drop(fd, was_absent, self._how, _PATIENCE_S)
+                stayed = residency.drop(fd, was_absent, self._how, _PATIENCE_S)
                 if self.limits.evict and self._answers:
-                    self._read_back(fd, e, was_absent)
+                    self._read_back(e, was_absent, stayed > 0)
 
-    def _read_back(self, fd: int, extent: Extent, was_absent: list[Range]) -> None:
-        """With `evict`: the parts of the extent that were cached and are not now."""
-        end = extent.start + extent.length
-        for low, high in residency.without(extent.start, end, was_absent):
-            if residency.cached_pages(fd, low, high, self._how) * residency.PAGE < high - low:
-                residency.read_back(fd, [(low, high)])
+    def _read_back(self, extent: Extent, was_absent: list[Range], stayed: bool) -> None:
+        """With `evict`: brings in what was cached of the extent and is not now.
+
+        A folio that came in over the border between what was cached and what was not `stayed`: it
+        goes as a whole, and the cached side comes back by exact reads.
+        """
+        fd, end = self._fds[extent.file], extent.start + extent.length
+        was_cached = residency.without(extent.start, end, was_absent)
+        if stayed:
+            for border in {edge for run in was_cached for edge in run}:
+                around = (max(border - ALIGN, extent.start), min(border + ALIGN, end))
+                residency.drop(fd, [around], self._how)
+        residency.read_back(fd, was_cached)
 
     def _add(self, measured: Measured) -> None:
         self._read += measured.bytes_read if _is_storage(measured) else 0

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import click
 
-from ttftprof.ceilings import Interrupted, Limits, Session, signals_raise
+from ttftprof.ceilings import ALIGN, Interrupted, Limits, Session, signals_raise
 from ttftprof.clock import NS_PER_S, now_ns
 from ttftprof.errors import NotPermitted, TtftprofError, Unsupported, UsageError
 from ttftprof.reports import storage as report
@@ -276,8 +276,8 @@ class _Doctor:
         )
 
     def _no_space(self, session: Session, found: report.PathReport) -> str:
-        if found.size_bytes < 1 << 20:
-            return "the file is too small: every measurement takes at least 1 MiB of its own"
+        if found.size_bytes < ALIGN:
+            return f"it is too small: every measurement takes at least {ALIGN >> 20} MiB of its own"
         if self._limits.evict or session.before.share < 0.5:
             return "no part of the file that is not cached is long enough to measure on"
         return (
