@@ -42,7 +42,7 @@ enum event_kind {
 	EVENT_LISTEN = 15,	/* a = port */
 	EVENT_CONN = 16,	/* ino = socket, a = local port << 16 | remote port, flags = TCP state */
 	EVENT_FORWARD = 17,	/* target sent a request as a client: ino = socket, a = ports */
-	EVENT_MARK_ENTER = 18,	/* uprobe: flags = mark id, a = argument */
+	EVENT_MARK_ENTER = 18,	/* uprobe: flags = mark id, a and b = arguments */
 	EVENT_MARK_EXIT = 19,	/* uprobe return: flags = mark id, a = return value */
 	EVENT_CONNECT = 20,	/* the target opened a connection: ino = socket, a = ports */
 	EVENT_ACCEPT = 21,	/* the target took a connection: ino = socket, a = ports */
@@ -50,6 +50,7 @@ enum event_kind {
 	EVENT_REMOTE = 23,	/* one read asked of a server or daemon: start = handed over, flags = enum remote_flag, a = bytes asked << 32 | got, b = offset, dev/ino = file */
 	EVENT_REMOTE_SPLIT = 24, /* of the REMOTE with its start, tid and file: duration = sent to answered, a = ns before it was sent, b = ns in all by its transport's own count, flags = times sent */
 	EVENT_REMOTE_STARVED = 25, /* no credit to send with: flags = enum remote_flag, a = credits left, b = requests in flight */
+	EVENT_DEVICE = 26, /* a GPU's device file: flags = enum device_flag, dev = its number or 0, a = ioctl number, b = result or -errno */
 };
 
 /* Why a thread was off the CPU. The order is that of the short-wait counters. */
@@ -72,6 +73,20 @@ enum mmap_flag {
 	MMAP_EXEC = 1 << 1,
 	MMAP_FAILED = 1 << 2,
 	MMAP_WRITE = 1 << 3,
+};
+
+/* Whose device file, in the low bits; without DEVICE_IOCTL it was opened. */
+enum device_flag {
+	DEVICE_NVIDIA = 1,
+	DEVICE_KFD = 2,
+	DEVICE_DRI = 3,
+	DEVICE_FAMILY = 0xf,
+	DEVICE_IOCTL = 1 << 4,
+};
+
+enum cache_flag {
+	CACHE_WRITE = 1 << 0,
+	CACHE_MISSING = 1 << 1,
 };
 
 enum read_flag {
@@ -193,6 +208,7 @@ enum text_kind {
 	TEXT_RECEIVED = 3, /* start = when the data reached the socket */
 	TEXT_SENT = 4,
 	TEXT_LOG = 5, /* flags = descriptor */
+	TEXT_CACHE = 6, /* a file of a kernel cache was opened: flags = enum cache_flag, skipped = its size */
 };
 
 enum {
@@ -246,7 +262,8 @@ enum syscall_class {
 	CALL_PREADV = 17,
 	CALL_RECV = 18,
 	CALL_SEND = 19,
-	CALL_CLASSES = 20,
+	CALL_IOCTL = 20,
+	CALL_CLASSES = 21,
 };
 
 /* Entries of the dispatch array: one handler each, filled by whoever loaded. */
@@ -260,6 +277,7 @@ enum handler {
 	HANDLE_SEND = 6,
 	HANDLE_LOG = 7,
 	HANDLE_CONNECTION = 8,
+	HANDLE_DEVICE = 9,
 	HANDLERS = 16,
 };
 

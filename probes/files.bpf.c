@@ -90,12 +90,137 @@ int files__held_files(struct bpf_iter__task_file *ctx)
 	return note_held(ctx->task, ctx->file, 1);
 }
 
+/* Eight characters of a path as a number; every target is little-endian. */
+#define WORD(a, b, c, d, e, f, g, h)                                                     \
+	((u64)(a) | (u64)(b) << 8 | (u64)(c) << 16 | (u64)(d) << 24 | (u64)(e) << 32 |   \
+	 (u64)(f) << 40 | (u64)(g) << 48 | (u64)(h) << 56)
+#define HALF_WORD(a, b, c, d) ((u32)(a) | (u32)(b) << 8 | (u32)(c) << 16 | (u32)(d) << 24)
+
+static __always_inline u16 device_of(u64 head)
+{
+	switch (head) {
+	case WORD('/', 'd', 'e', 'v', '/', 'n', 'v', 'i'):
+		return DEVICE_NVIDIA;
+	case WORD('/', 'd', 'e', 'v', '/', 'k', 'f', 'd'):
+		return DEVICE_KFD;
+	case WORD('/', 'd', 'e', 'v', '/', 'd', 'r', 'i'):
+		return DEVICE_DRI;
+	}
+	return 0;
+}
+
+/* A device that cannot be opened tells as much as one that can: the server goes on
+ * without it. */
+static __always_inline void note_device_open(struct thread_slot *t, u16 family, long ret)
+{
+	struct event *e = call_event(EVENT_DEVICE, t);
+
+	if (!e)
+		return;
+	e->flags = family;
+	e->b = ret;
+	if (ret >= 0)
+		e->dev = BPF_CORE_READ(fd_file(ret), f_inode, i_rdev);
+	event_end(e);
+}
+
+/* Where compiled kernels are kept: a folder by its name, or one of ~/.cache. Files
+ * of Python packages of the same names lie elsewhere. */
+static __always_inline bool is_cache(u64 word, u32 after)
+{
+	switch (word) {
+	case WORD('/', '.', 'n', 'v', '/', 'C', 'o', 'm'): /* ComputeCache */
+	case WORD('/', '.', 't', 'r', 'i', 't', 'o', 'n'):
+	case WORD('/', 't', 'o', 'r', 'c', 'h', 'i', 'n'): /* torchinductor_USER */
+	case WORD('/', '.', 'd', 'e', 'e', 'p', '_', 'g'):
+	case WORD('/', '.', 'f', 'l', 'a', 's', 'h', 'i'):
+	case WORD('/', '.', 'm', 'i', 'o', 'p', 'e', 'n'):
+		return true;
+	case WORD('/', '.', 'c', 'a', 'c', 'h', 'e', '/'):
+		return after == HALF_WORD('v', 'l', 'l', 'm') ||
+		       after == HALF_WORD('f', 'l', 'a', 's') ||
+		       after == HALF_WORD('d', 'e', 'e', 'p') ||
+		       after == HALF_WORD('t', 'r', 'i', 't') ||
+		       after == HALF_WORD('t', 'o', 'r', 'c') ||
+		       after == HALF_WORD('m', 'i', 'o', 'p') ||
+		       after == HALF_WORD('c', 'o', 'm', 'g');
+	}
+	return false;
+}
+
+#define CACHE_PATH_BYTES 256
+
+struct path_scan {
+	u32 length;
+	bool found;
+};
+
+/* A callback of bpf_loop: one place of the path in the scratch buffer. */
+static long scan_path(u32 at, struct path_scan *scan)
+{
+	u32 zero = 0;
+	struct scratch *s = bpf_map_lookup_elem(&scratches, &zero);
+
+	if (!s || at >= CACHE_PATH_BYTES || at + 12 > scan->length)
+		return 1;
+	if (s->bytes[at] != '/')
+		return 0;
+	scan->found = is_cache(*(u64 *)(s->bytes + at), *(u32 *)(s->bytes + at + 8));
+	return scan->found;
+}
+
+/* Opens of a kernel cache, whatever the size of the file: a miss is written, a hit
+ * is only read. About a microsecond for an open that is none. */
+static __always_inline void note_cache(const void *user_path, u64 open_flags, long ret)
+{
+	u32 zero = 0;
+	struct scratch *s = bpf_map_lookup_elem(&scratches, &zero);
+	struct path_scan scan = {};
+
+	if (!s)
+		return;
+	long n = bpf_probe_read_user_str(s->bytes, PATH_BYTES, user_path);
+	if (n < 16 || n > PATH_BYTES)
+		return;
+	scan.length = n;
+	bpf_loop(CACHE_PATH_BYTES, scan_path, &scan, 0);
+	if (!scan.found)
+		return;
+	struct inode_facts facts = {};
+	if (ret >= 0)
+		inode_read(file_cache_inode(fd_file(ret)), &facts);
+	__builtin_memset(&s->head, 0, sizeof(s->head));
+	u64 id = bpf_get_current_pid_tgid();
+	s->head.start_ns = s->head.end_ns = bpf_ktime_get_ns();
+	s->head.tid = (u32)id;
+	s->head.tgid = id >> 32;
+	s->head.kind = TEXT_CACHE;
+	s->head.flags = (open_flags & 3 ? CACHE_WRITE : 0) | (ret < 0 ? CACHE_MISSING : 0);
+	s->head.key = facts.ino;
+	s->head.dev = facts.dev;
+	s->head.skipped = facts.size_bytes > 0xffffffff ? 0xffffffff : facts.size_bytes;
+	s->head.total = s->head.length = n - 1;
+	if (bpf_ringbuf_output(&texts, s, sizeof(s->head) + (n & (PATH_BYTES * 2 - 1)), 0))
+		lose(LOST_TEXTS);
+}
+
 SEC("tp_btf/sys_exit")
 int BPF_PROG(files__open, struct pt_regs *regs, long ret)
 {
 	struct thread_slot *t = current_slot();
+	bool plain = settings.call_class[REGS_NR(regs) & 511] == CALL_OPEN;
+	const void *path = (void *)(plain ? REGS_ARG0(regs) : REGS_ARG1(regs));
+	u64 head = 0;
 
-	if (!t || ret < 0)
+	if (!t)
+		return 0;
+	bpf_probe_read_user(&head, sizeof(head), path);
+	u16 family = device_of(head);
+	if (family)
+		note_device_open(t, family, ret);
+	else
+		note_cache(path, plain ? REGS_ARG1(regs) : REGS_ARG2(regs), ret);
+	if (ret < 0)
 		return 0;
 	t->opens++;
 	struct file *file = fd_file(ret);
@@ -120,8 +245,40 @@ int BPF_PROG(files__open, struct pt_regs *regs, long ret)
 		e->flags = BPF_CORE_READ(file, f_flags) & O_DIRECT_FLAG ? 1 : 0;
 		event_end(e);
 	}
-	u32 call = settings.call_class[REGS_NR(regs) & 511];
-	send_path((void *)(call == CALL_OPEN ? REGS_ARG0(regs) : REGS_ARG1(regs)), &facts);
+	send_path(path, &facts);
+	return 0;
+}
+
+/* Character devices that everybody has: memory, terminals. */
+static __always_inline bool is_common(u32 dev)
+{
+	u32 major = dev >> 20;
+
+	return major == 1 || major == 4 || major == 5 || (major >= 136 && major <= 143);
+}
+
+/* A slow ioctl on a device: what a driver without tracepoints or symbols shows. */
+SEC("tp_btf/sys_exit")
+int BPF_PROG(files__device, struct pt_regs *regs, long ret)
+{
+	struct thread_slot *t = current_slot();
+	struct file *file = fd_file(REGS_ARG0(regs));
+
+	if (!t || !file || !t->enter_ns)
+		return 0;
+	if (bpf_ktime_get_ns() - t->enter_ns < settings.short_wait_ns)
+		return 0;
+	u32 dev = BPF_CORE_READ(file, f_inode, i_rdev);
+	if (is_common(dev))
+		return 0;
+	struct event *e = call_event(EVENT_DEVICE, t);
+	if (!e)
+		return 0;
+	e->flags = DEVICE_IOCTL;
+	e->dev = dev;
+	e->a = REGS_ARG1(regs);
+	e->b = ret;
+	event_end(e);
 	return 0;
 }
 

@@ -35,11 +35,13 @@ static __always_inline struct inode *inode_of_call(struct fuse_args *args)
 SEC("tp_btf/fuse_request_send")
 int BPF_PROG(fuse__send, struct fuse_req *req)
 {
-	struct fuse_args *args = req->args;
 	struct fuse_read_in in = {};
 	struct inode_facts file;
 	u16 flags = REMOTE_FUSE;
 
+	if (!req)
+		return 0;
+	struct fuse_args *args = req->args;
 	if (args->opcode != FUSE_READ)
 		return 0;
 	struct inode *inode = inode_of_call(args);
@@ -63,6 +65,9 @@ SEC("tp_btf/fuse_request_end")
 int BPF_PROG(fuse__end, struct fuse_req *req)
 {
 	struct remote_key key = {.what = (u64)req};
+
+	if (!req)
+		return 0;
 	u32 length = req->out.h.len;
 	u32 head = bpf_core_type_size(struct fuse_out_header);
 

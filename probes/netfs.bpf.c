@@ -17,6 +17,8 @@ int BPF_PROG(netfs__part, struct netfs_io_subrequest *part, u32 what)
 {
 	struct remote_key key = {.what = (u64)part};
 
+	if (!part)
+		return 0;
 	if (what == bpf_core_enum_value(enum netfs_sreq_trace, netfs_sreq_trace_terminated)) {
 		short error = BPF_CORE_READ(part, error);
 

@@ -13,6 +13,9 @@
 static __always_inline void begin_read(struct nfs_pgio_header *hdr, u64 done)
 {
 	struct remote_key key = {.what = (u64)hdr};
+
+	if (!hdr)
+		return;
 	struct inode *inode = hdr->inode;
 	struct inode_facts file = {.ino = inode->i_ino, .dev = inode->i_sb->s_dev};
 
@@ -33,9 +36,12 @@ int BPF_PROG(nfs__initiate, struct nfs_pgio_header *hdr)
 SEC("tp_btf/rpc_stats_latency")
 int BPF_PROG(nfs__latency, struct rpc_task *task, u64 backlog, u64 rtt, u64 execute)
 {
-	struct remote_key key = {.what = (u64)task->tk_calldata};
-	struct remote_request *r = bpf_map_lookup_elem(&remotes, &key);
+	struct remote_key key = {};
 
+	if (!task)
+		return 0;
+	key.what = (u64)task->tk_calldata;
+	struct remote_request *r = bpf_map_lookup_elem(&remotes, &key);
 	if (!r)
 		return 0;
 	struct rpc_rqst *rqst = task->tk_rqstp;
@@ -51,7 +57,8 @@ int BPF_PROG(nfs__done, struct rpc_task *task, struct nfs_pgio_header *hdr)
 {
 	struct remote_key key = {.what = (u64)hdr};
 
-	remote_end(&key, hdr->res.count, hdr->error ? REMOTE_FAILED : 0);
+	if (hdr)
+		remote_end(&key, hdr->res.count, hdr->error ? REMOTE_FAILED : 0);
 	return 0;
 }
 
@@ -60,7 +67,7 @@ int BPF_PROG(nfs__done, struct rpc_task *task, struct nfs_pgio_header *hdr)
 SEC("tp_btf/nfs_readpage_short")
 int BPF_PROG(nfs__short, struct rpc_task *task, struct nfs_pgio_header *hdr)
 {
-	u32 got = hdr->res.count;
+	u32 got = hdr ? hdr->res.count : 0;
 
 	if (got && got < hdr->args.count)
 		begin_read(hdr, got);
@@ -70,6 +77,7 @@ int BPF_PROG(nfs__short, struct rpc_task *task, struct nfs_pgio_header *hdr)
 SEC("tp_btf/nfs_aop_readahead")
 int BPF_PROG(nfs__readahead, struct inode *inode, long long position, unsigned int pages)
 {
-	count_readahead(inode->i_sb->s_dev, inode->i_ino, pages);
+	if (inode)
+		count_readahead(inode->i_sb->s_dev, inode->i_ino, pages);
 	return 0;
 }

@@ -3,6 +3,9 @@
  * Reads that leave the machine, or the kernel: asked of a server or a FUSE daemon,
  * answered, or not. Each file system has its own hooks; what is kept of a read and
  * how it is told is the same.
+ *
+ * The hooks are of modules. Since 6.13 (and in 6.12's stable series) the verifier
+ * holds that a module's hook may pass NULL: each pointer is tested before it is used.
  */
 #pragma once
 

@@ -69,6 +69,8 @@ static __always_inline u32 handler_of(u32 call, u64 fd)
 	case CALL_ACCEPT:
 	case CALL_CONNECT:
 		return HANDLE_CONNECTION;
+	case CALL_IOCTL:
+		return file_mode(fd_file(fd)) == MODE_CHAR ? HANDLE_DEVICE : HANDLERS;
 	}
 	return HANDLERS;
 }

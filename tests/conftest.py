@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shutil
 from pathlib import Path
 from typing import NoReturn
 
@@ -26,6 +27,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             unsupported("loading BPF programs needs root")
         if not Path("/sys/kernel/btf/vmlinux").exists():
             unsupported(f"kernel {platform.release()} has no BTF")
+    if item.get_closest_marker("browser") and not shutil.which("chromedriver"):
+        unsupported("no chromium: apt-get install chromium chromium-driver")
     if item.get_closest_marker("engine") and not BINARY.exists():
         unsupported("no llama-server: run scripts/engine")
 

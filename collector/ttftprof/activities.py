@@ -2,8 +2,10 @@
 
 Rule, in this order, for each moment: if a thread waits for storage, `storage_wait` (a compute
 pool spins at its barrier while one thread waits, so one waiting thread holds up all); then
-`reclaim`, `gpu`; if a thread runs or wants to run, `cpu` or `fault`; else nobody runs, and the
-moment belongs to the wait that ends it: the reason why the next thread to run had been asleep.
+`reclaim`; `transfer`, if a thread is inside a copy to the device, where the driver spins or sleeps
+(what it waits for storage there, on the pages of its source, was counted before); `gpu`; if a
+thread runs or wants to run, `cpu` or `fault`; else nobody runs, and the moment belongs to the wait
+that ends it: the reason why the next thread to run had been asleep.
 
 Running time is split into `cpu` and `fault` by the clock ticks of the same moments, and waits too
 short for a record are given back to their reason; both in proportion, within snapshots of 20 ms.
@@ -13,12 +15,13 @@ Pure. The intervals returned partition [start, end] exactly.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from ttftprof.events import CpuMode, Records, Wait
+from ttftprof.gpu_facts import DriverSpan
 from ttftprof.model import Activity
 from ttftprof.timeline import FOREVER, Ints, Timeline, Waits, split_by
 
@@ -34,8 +37,15 @@ ACTIVITY_OF_WAIT = {
     Wait.RECLAIM: "reclaim",
     Wait.OTHER: "idle",
 }
-# Waits that win over running, most telling first.
-_COUNTED = (Wait.STORAGE, Wait.RECLAIM, Wait.DEVICE)
+_COPYING = len(Wait)  # beside the waits: inside a copy to the device
+# What wins over running, most telling first.
+_COUNTED = (int(Wait.STORAGE), int(Wait.RECLAIM), _COPYING, int(Wait.DEVICE))
+_COPYING_AND_RUNNING = _COPYING + 1
+_LABELS = {
+    **{int(wait): activity for wait, activity in ACTIVITY_OF_WAIT.items()},
+    _COPYING: "transfer",
+    _COPYING_AND_RUNNING: "transfer, running",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +54,7 @@ class _Changes:
 
     ns: Ints
     running: Ints
-    waiting: dict[Wait, Ints]
+    waiting: dict[int, Ints]
 
 
 def process_activities(timeline: Timeline, tgid: int, start_ns: int, end_ns: int) -> list[Activity]:
@@ -56,12 +66,15 @@ def process_activities(timeline: Timeline, tgid: int, start_ns: int, end_ns: int
     ]
     if not threads:
         return [Activity("idle", start_ns, end_ns)]
-    edges, labels = _label(threads, start_ns, end_ns)
+    copies = [c for c in timeline.gpu.copies(tgid) if c.start_ns < end_ns and c.end_ns > start_ns]
+    edges, labels = _label(threads, copies, start_ns, end_ns)
     shares = _Shares(timeline.thread_rows.get(tgid), timeline)
     pieces: list[Activity] = []
     for begin, end, label in zip(edges[:-1].tolist(), edges[1:].tolist(), labels, strict=True):
         if label == "cpu":
             pieces.extend(shares.split(begin, end))
+        elif label == _LABELS[_COPYING_AND_RUNNING]:
+            pieces.extend(shares.split(begin, end, running="transfer"))
         else:
             pieces.append(Activity(label, begin, end))
     return merged(pieces)
@@ -91,9 +104,11 @@ def merged(pieces: Iterable[Activity]) -> list[Activity]:
     return out
 
 
-def _label(threads: Sequence[Waits], start_ns: int, end_ns: int) -> tuple[Ints, list[str]]:
+def _label(
+    threads: Sequence[Waits], copies: Sequence[DriverSpan], start_ns: int, end_ns: int
+) -> tuple[Ints, list[str]]:
     """(edges, labels): `labels[i]` holds from `edges[i]` to `edges[i + 1]`."""
-    changes = _changes(threads, start_ns, end_ns)
+    changes = _changes(threads, copies, start_ns, end_ns)
     order = np.argsort(changes.ns, kind="stable")
     stamps = changes.ns[order]
     last_of_stamp = np.append(np.flatnonzero(np.diff(stamps)), len(stamps) - 1)
@@ -103,11 +118,12 @@ def _label(threads: Sequence[Waits], start_ns: int, end_ns: int) -> tuple[Ints, 
     edges, keep = _clip(edges, start_ns, end_ns)
     codes = np.where(running[keep] > 0, int(Wait.RUNNABLE), -1)
     for wait in reversed(_COUNTED):
-        codes = np.where(levels[wait][keep] > 0, int(wait), codes)
+        codes = np.where(levels[wait][keep] > 0, wait, codes)
+    codes = np.where((codes == _COPYING) & (running[keep] > 0), _COPYING_AND_RUNNING, codes)
     gaps = np.flatnonzero(codes < 0)
     codes[gaps] = _next_wake_reason(threads, edges[gaps + 1])
     codes[edges[:-1] < min(t.born_ns for t in threads)] = Wait.OTHER  # nobody was there to wait
-    return edges, [ACTIVITY_OF_WAIT[Wait(int(code))] for code in codes]
+    return edges, [_LABELS[int(code)] for code in codes]
 
 
 def _clip(edges: Ints, start_ns: int, end_ns: int) -> tuple[Ints, npt.NDArray[np.intp]]:
@@ -121,10 +137,12 @@ def _clip(edges: Ints, start_ns: int, end_ns: int) -> tuple[Ints, npt.NDArray[np
     return out, np.maximum(keep, 0)
 
 
-def _changes(threads: Sequence[Waits], start_ns: int, end_ns: int) -> _Changes:
+def _changes(
+    threads: Sequence[Waits], copies: Sequence[DriverSpan], start_ns: int, end_ns: int
+) -> _Changes:
     stamps: list[Ints] = []
     running: list[Ints] = []
-    waiting: dict[Wait, list[Ints]] = {wait: [] for wait in _COUNTED}
+    waiting: dict[int, list[Ints]] = {wait: [] for wait in _COUNTED}
 
     def add(ns: Ints, by: int, reason: npt.NDArray[np.uint16] | None, sign: int) -> None:
         stamps.append(ns)
@@ -144,6 +162,9 @@ def _changes(threads: Sequence[Waits], start_ns: int, end_ns: int) -> _Changes:
         reason = thread.reason[wanted]
         add(thread.start_ns[wanted], -1, reason, 1)
         add(np.minimum(thread.end_ns[wanted], thread.dead_ns), 1, reason, -1)
+    copying = np.full(len(copies), _COPYING, np.uint16)
+    for sign, ends in ((1, [c.start_ns for c in copies]), (-1, [c.end_ns for c in copies])):
+        add(np.array(ends, np.int64), 0, copying, sign)
     return _Changes(
         np.concatenate(stamps),
         np.concatenate(running),
@@ -189,8 +210,11 @@ class _Shares:
         self._stamps = stamps
         self._parts = [_parts_of(row) for row in grown]
 
-    def split(self, start_ns: int, end_ns: int) -> list[Activity]:
-        """[start, end] of running time as pieces, in proportion to what its snapshots counted."""
+    def split(self, start_ns: int, end_ns: int, running: str = "cpu") -> list[Activity]:
+        """[start, end] of running time as pieces, in proportion to what its snapshots counted.
+
+        `running`: what running is called here, where it is no fault.
+        """
         pieces: list[Activity] = []
         at = start_ns
         index = int(np.searchsorted(self._stamps, start_ns, side="right"))
@@ -200,7 +224,9 @@ class _Shares:
             parts = self._parts[index] if inside else [("cpu", 1.0)]
             pieces.extend(_divide(at, until, parts))
             at, index = until, index + 1
-        return pieces
+        if running == "cpu":
+            return pieces
+        return [replace(p, activity=running) if p.activity == "cpu" else p for p in pieces]
 
 
 def _parts_of(grown: npt.NDArray[np.float64]) -> list[tuple[str, float]]:

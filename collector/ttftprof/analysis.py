@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ttftprof import diagnosis, phases, remote, storage
+from ttftprof import diagnosis, gpu, gpu_parts, phases, remote, storage
 from ttftprof.activities import cpu_wait_ns, merged, process_activities
 from ttftprof.events import Kind, Records
 from ttftprof.model import (
@@ -82,7 +82,10 @@ def _requests(timeline: Timeline) -> list[Request]:
         _request(timeline, served, everyone, str(number))
         for number, served in enumerate(everyone, 1)
     ]
-    return [_judged(timeline, request, found) for request in found]
+    return [
+        _judged(timeline, request, found, served.server)
+        for request, served in zip(found, everyone, strict=True)
+    ]
 
 
 _UNJUDGED = Verdict("unknown", None, None, "low", "")
@@ -94,6 +97,9 @@ def _request(
     front, mine = served.front, served.back or served.front
     parts = phases.partition(timeline, served, everyone)
     critical = phases.critical_processes(timeline, served, parts, everyone)
+    activities = tuple(_activities(timeline, parts, critical))
+    parts = gpu_parts.with_parts(timeline, parts, critical, activities)
+    parts = gpu.with_eviction(timeline, parts)
     start = phases.start_up(timeline, served)
     end_ns = parts[-1].end_ns if parts else front.start_ns
     members = {served.server}
@@ -114,10 +120,10 @@ def _request(
         prompt_tokens=mine.prompt_tokens,
         cached_tokens=mine.cached_tokens,
         phases=parts,
-        activities=tuple(_activities(timeline, parts, critical)),
+        activities=activities,
         files=tuple(files),
         mounts=tuple(storage.mounts_of(timeline, files, front.start_ns, end_ns)),
-        gpu=(),
+        gpu=tuple(gpu.uses_of(timeline, served.server, front.start_ns, end_ns)),
         verdict=_UNJUDGED,
         notes=tuple(_request_notes(timeline, served)),
     )
@@ -126,7 +132,12 @@ def _request(
 def _starts(timeline: Timeline) -> list[Request]:
     everyone = phases.requests_of(timeline)
     return [
-        _judged(timeline, _start(timeline, started, f"start {number}"), ())
+        _judged(
+            timeline,
+            _start(timeline, started, f"start {number}"),
+            (),
+            started.start.process.tgid,
+        )
         for number, started in enumerate(phases.starts_of(timeline, everyone), 1)
     ]
 
@@ -134,6 +145,10 @@ def _starts(timeline: Timeline) -> list[Request]:
 def _start(timeline: Timeline, started: phases.Started, identity: str) -> Request:
     parts, process, weights = started.phases, started.start.process, started.start.weights
     begin_ns, end_ns = parts[0].start_ns, parts[-1].end_ns
+    critical = started.critical_processes()
+    activities = tuple(_activities(timeline, parts, critical))
+    parts = gpu_parts.with_parts(timeline, parts, critical, activities)
+    parts = gpu.with_eviction(timeline, parts)
     files = storage.files_of(timeline, started.start, {process.tgid}, begin_ns, end_ns)
     return Request(
         id=identity,
@@ -150,10 +165,10 @@ def _start(timeline: Timeline, started: phases.Started, identity: str) -> Reques
         prompt_tokens=None,
         cached_tokens=None,
         phases=parts,
-        activities=tuple(_activities(timeline, parts, started.critical_processes())),
+        activities=activities,
         files=tuple(files),
         mounts=tuple(storage.mounts_of(timeline, files, begin_ns, end_ns)),
-        gpu=(),
+        gpu=tuple(gpu.uses_of(timeline, process.tgid, begin_ns, end_ns)),
         verdict=_UNJUDGED,
     )
 
@@ -202,7 +217,9 @@ def _crowding(timeline: Timeline, served: Served) -> list[str]:
     ]
 
 
-def _judged(timeline: Timeline, request: Request, everyone: Sequence[Request]) -> Request:
+def _judged(
+    timeline: Timeline, request: Request, everyone: Sequence[Request], server: int
+) -> Request:
     length = sum(p.duration_ns for p in request.phases)
     facts = diagnosis.Facts(
         ttft_ns=length,
@@ -216,6 +233,7 @@ def _judged(timeline: Timeline, request: Request, everyone: Sequence[Request]) -
         sources_missing=sum(1 for s in _sources(timeline) if s.is_missed),
         answered=request.first_token_ns is not None or not request.endpoint,
         outcome=request.outcome,
+        hints=gpu.hints_of(timeline, request.phases, server),
         until="to the first token" if request.endpoint else "until it could serve",
     )
     return replace(request, verdict=diagnosis.judge(facts, _baseline(request, everyone)))
@@ -254,6 +272,7 @@ def _series(timeline: Timeline, requests: Sequence[Request]) -> list[Series]:
         found.append(_fault_series(timeline, counter, name))
     used = {f.path for r in requests for f in r.files if f.is_weights}
     found += [_residency_series(timeline, f) for f in files if f.is_weights or f.path in used]
+    found += gpu.series_of(timeline)
     return [s for s in found if s.ns]
 
 
@@ -309,9 +328,9 @@ def _notes(timeline: Timeline) -> list[str]:
     mount = timeline.meta.get("recording_on_measured_mount")
     if mount:
         notes.append(f"the recording was written to the mount it measured ({mount})")
-    gpu = next((s for s in _sources(timeline) if s.name == "gpu" and s.state == "absent"), None)
-    if gpu is not None and not gpu.is_missed:
-        notes.append(f"no GPU is shown: {gpu.reason}")
+    for source in _sources(timeline):
+        if source.name == "gpu" and source.state == "absent" and not source.is_missed:
+            notes.append(f"no GPU is shown: {source.reason}")
     tls = sum(1 for e in timeline.exchanges if any("tls" in n.lower() for n in e.notes))
     if tls:
         notes.append(f"{tls} connection(s) were encrypted: their requests could not be read")

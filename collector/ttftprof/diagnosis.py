@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ttftprof.gpu import Hint
 from ttftprof.model import Action, Activity, FileUse, MountUse, Phase, Request, Verdict
 
 # Growth that counts: more than this share of the baseline's TTFT and than this time.
@@ -66,6 +67,7 @@ class Facts:
     answered: bool
     outcome: str
     until: str = "to the first token"
+    hints: Sequence[Hint] = ()
 
 
 def judge(facts: Facts, baseline: Request | None) -> Verdict:
@@ -74,7 +76,7 @@ def judge(facts: Facts, baseline: Request | None) -> Verdict:
         return Verdict("unknown", None, None, "low", _UNANSWERED.get(facts.outcome, ""))
     if facts.ttft_ns <= 0 or not facts.table:
         return Verdict("unknown", None, None, "low", "Nothing of this request's wait was seen.")
-    phase = _first_that_grew(facts, baseline) or _dominant_phase(facts)
+    phase = first_that_grew(facts.phases, baseline) or _dominant_phase(facts)
     spent = facts.table[phase]
     activity = max(spent, key=lambda a: spent[a])
     share = spent[activity] / facts.ttft_ns
@@ -82,13 +84,19 @@ def judge(facts: Facts, baseline: Request | None) -> Verdict:
         return Verdict(
             "unknown", activity, share, "low", _sentence(facts, phase, activity, baseline)
         )
+    hints = [hint for hint in facts.hints if hint.phase == phase]
     return Verdict(
         cause=phase,
         activity=activity,
         share=share,
         confidence=_confidence(facts, phase),
-        explanation=_sentence(facts, phase, activity, baseline) + _detail(facts, phase, activity),
-        actions=_actions(facts, phase, activity),
+        explanation=_sentence(facts, phase, activity, baseline)
+        + _detail(facts, phase, activity)
+        + "".join(f" {hint.says}" for hint in hints),
+        actions=(
+            *(hint.action for hint in hints if hint.action is not None),
+            *_actions(facts, phase, activity),
+        ),
     )
 
 
@@ -97,17 +105,21 @@ def _dominant_phase(facts: Facts) -> str:
     return max(facts.table, key=lambda p: max(facts.table[p].values()))
 
 
-def _first_that_grew(facts: Facts, baseline: Request | None) -> str | None:
-    """Against a resident request: the first phase, in order of time, that grew beyond noise and
-    makes up a good part (a fifth) of all that grew."""
+def noise_ns(baseline: Request) -> int:
+    """Growth of a phase that may be chance: a share of the baseline's wait, at least some time."""
+    return max(NOISE_NS, int(NOISE_SHARE * (baseline.ttft_ns or 0)))
+
+
+def first_that_grew(phases: Sequence[Phase], baseline: Request | None) -> str | None:
+    """Against a baseline: the first phase, in order of time, that grew beyond noise and makes up a
+    good part (a fifth) of all that grew."""
     if baseline is None or baseline.ttft_ns is None:
         return None
     usual = baseline.phase_totals()
-    noise = max(NOISE_NS, int(NOISE_SHARE * baseline.ttft_ns))
     grown: dict[str, int] = {}
-    for phase in facts.phases:
+    for phase in phases:
         grown[phase.phase] = grown.get(phase.phase, -usual.get(phase.phase, 0)) + phase.duration_ns
-    beyond = {name: ns for name, ns in grown.items() if ns > noise}
+    beyond = {name: ns for name, ns in grown.items() if ns > noise_ns(baseline)}
     total = sum(beyond.values())
     return next((name for name, ns in beyond.items() if ns * 5 >= total), None)
 

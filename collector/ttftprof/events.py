@@ -181,6 +181,7 @@ class Kind(IntEnum):
     REMOTE = 23
     REMOTE_SPLIT = 24
     REMOTE_STARVED = 25
+    DEVICE = 26
 
 
 class Wait(IntEnum):
@@ -214,6 +215,7 @@ class TextKind(IntEnum):
     RECEIVED = 3
     SENT = 4
     LOG = 5
+    CACHE = 6
 
 
 class MmapFlag(IntEnum):
@@ -226,6 +228,22 @@ class MmapFlag(IntEnum):
 class ReadFlag(IntEnum):
     DIRECT = 1
     IO_URING = 2
+
+
+class DeviceFlag(IntEnum):
+    """`enum device_flag`; the low four bits say whose device file was opened."""
+
+    NVIDIA = 1
+    KFD = 2
+    DRI = 3
+    IOCTL = 16
+
+
+class CacheFlag(IntEnum):
+    """`enum cache_flag`: how a file of a kernel cache was opened."""
+
+    WRITE = 1
+    MISSING = 2
 
 
 class RemoteFlag(IntEnum):

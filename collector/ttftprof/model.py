@@ -49,6 +49,22 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Something a phase was spent on: `spent_ns` of the time from `start_ns` to `end_ns`.
+
+    Parts may overlap and leave gaps. `part`: context, compile, graph_capture, alloc; of init also
+    kv_alloc, tokenizer, warmup; of load storage, fault, copy, transfer.
+    """
+
+    part: str
+    start_ns: int
+    end_ns: int
+    spent_ns: int
+    basis: str
+    evidence: tuple[Evidence, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Phase:
     """One interval of the partition of [request start, first token]."""
 
@@ -57,6 +73,7 @@ class Phase:
     end_ns: int
     basis: str
     evidence: tuple[Evidence, ...] = ()
+    parts: tuple[Part, ...] = ()
 
     @property
     def duration_ns(self) -> int:
@@ -287,7 +304,7 @@ class ProcessTrack:
 
     tgid: int
     label: str
-    argv: str
+    argv: tuple[str, ...]
     start_ns: int
     end_ns: int
     running: Series

@@ -350,13 +350,12 @@ def _ready(timeline: Timeline, process: Process, after: Edge | None, before_ns: 
             )
     first_answered_ns = _first_answered_ns(timeline, process, after_ns)
     # Contexts are made and run empty. Once a request was taken, a decode is somebody's answer.
+    begun_by = {"context_init": before_ns, "decode": first_answered_ns, "encode": first_answered_ns}
     calls = [
         c
-        for name in ("context_init", "decode", "encode")
-        for c in timeline.calls_of(process.tgid, name)
-        if after_ns <= c.start_ns
-        and c.end_ns <= before_ns
-        and (name == "context_init" or c.start_ns < first_answered_ns)
+        for name, until in begun_by.items()
+        for c in timeline.calls_of(process.tgid, name, after_ns, min(until, before_ns))
+        if c.end_ns <= before_ns
     ]
     if calls:
         last = max(calls, key=lambda c: c.end_ns)
@@ -601,7 +600,7 @@ def _was_serving(timeline: Timeline, served: Served, process: Process, load_ns: 
     frees = _frees(timeline, served, load_ns)
     loads = timeline.calls_of(process.tgid, "model_load")
     # A start-up's memory-fit pass frees what it has just loaded.
-    return process.exec_ns is None and bool(frees) and frees[0].start_ns < loads[0].start_ns
+    return process.exec_ns is None and any(c.start_ns < loads[0].start_ns for c in frees)
 
 
 def _evict(
@@ -824,8 +823,8 @@ def _prefill_end(timeline: Timeline, served: Served, begin_ns: int) -> Edge | No
     decodes = [
         c
         for name in ("decode", "encode")
-        for c in timeline.calls_of(mine.tgid, name)
-        if begin_ns <= c.start_ns and c.end_ns <= until
+        for c in timeline.calls_of(mine.tgid, name, begin_ns, until)
+        if c.end_ns <= until
     ]
     if decodes:
         return _last_prompt_decode(sorted(decodes, key=lambda c: c.start_ns), mine)

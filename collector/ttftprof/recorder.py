@@ -23,11 +23,14 @@ import numpy as np
 
 from ttftprof import __version__
 from ttftprof.clock import NS_PER_MS, NS_PER_S, measure_offset, now_ns
+from ttftprof.engines.driver_calls import DRIVER_CALLS
+from ttftprof.engines.kernel_caches import cache_of, is_bookkeeping
 from ttftprof.engines.markers import MARK_NAMES, find_log_marks
 from ttftprof.events import (
     FILE_ROW,
     LOST,
     THREAD_ROW,
+    CacheFlag,
     Kind,
     MmapFlag,
     Records,
@@ -122,6 +125,7 @@ class Recorder:
         limits: Limits | None = None,
         show: Callable[[Progress], None] = lambda _: None,
         say: Callable[[str], None] = lambda _: None,
+        gpu_launches: bool = False,
     ) -> None:
         self.writer = writer
         self.target = target
@@ -140,7 +144,10 @@ class Recorder:
         self._tap = RequestTap(self._exchange_ended, self._exchange_moved, self._quiet)
         self._gpus = Gpus.find()
         self._libraries = LibraryMarks(
-            self.session.attach_mark, self._library_found, self._library_refused
+            self.session.attach_marks,
+            self._library_found,
+            self._library_refused,
+            launches=gpu_launches,
         )
         self._poll = select.epoll()
         self._wake_r, self._wake_w = socket.socketpair()
@@ -170,6 +177,7 @@ class Recorder:
         self.session.seed(self.target.pids)
         self._threads = SlotReader(self.session.threads, THREAD_ROW)
         self._files = SlotReader(self.session.files, FILE_ROW)
+        self._libraries.attach_drivers()
         for pid in sorted(self.target.pids):
             self._meet_process(pid)
         self._sample_mounts("start")
@@ -218,6 +226,7 @@ class Recorder:
                 "event_ring_bytes": self.session.settings.event_ring_bytes,
             },
             "marks": {str(row): name for row, name in MARK_NAMES.items()},
+            "driver_calls": {str(row): call.name for row, call in DRIVER_CALLS.items()},
             "recording_filesystem": self.writer.filesystem,
         }
         for key, value in meta.items():
@@ -442,6 +451,8 @@ class Recorder:
             self._take_log(head, data)
         elif kind == TextKind.PATH:
             self._take_path(head, data)
+        elif kind == TextKind.CACHE:
+            self._take_cache(head, data)
         elif kind == TextKind.EXEC:
             fact = {"tgid": int(head["tgid"]), "path": _text(data)}
             self.writer.add_fact("exec", int(head["start_ns"]), fact)
@@ -460,6 +471,20 @@ class Recorder:
         slots = self.session.files[:used]
         size = slots["size_bytes"][(slots["dev"] == key[0]) & (slots["ino"] == key[1])]
         self._name_file(key, pid, path, int(size[0]) if len(size) else 0)
+
+    def _take_cache(self, head: Any, data: bytes) -> None:
+        """A file of a kernel cache was opened: which cache, and how."""
+        flags, path = int(head["flags"]), _text(data)
+        if is_bookkeeping(path):
+            return
+        fact = {
+            "cache": cache_of(path),
+            "tgid": int(head["tgid"]),
+            "write": bool(flags & CacheFlag.WRITE),
+            "missing": bool(flags & CacheFlag.MISSING),
+            "size_bytes": int(head["skipped"]),
+        }
+        self.writer.add_fact("cache_open", int(head["start_ns"]), fact)
 
     def _take_log(self, head: Any, data: bytes) -> None:
         for name, values in find_log_marks(data):

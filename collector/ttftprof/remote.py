@@ -290,7 +290,7 @@ def notes(reads: Records, mounts: Mapping[str, MountStats], starved: Records) ->
 
 def _mount_notes(point: str, stats: MountStats) -> list[str]:
     found = []
-    read = stats.operations.get("READ", {})
+    read = stats.read_calls
     again = read.get("transmissions", 0) - read.get("operations", 0)
     if again > 0:
         found.append(f"{point}: {again} of {read['operations']} NFS reads were sent again")

@@ -6,6 +6,7 @@ connection with request) and concludes nothing. Times are CLOCK_MONOTONIC nanose
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -14,11 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ttftprof import remote
+from ttftprof import gpu_facts, remote
 from ttftprof.engines.catalog import looks_like_weights
 from ttftprof.engines.markers import SYMBOL_MARKS
 from ttftprof.errors import RecordingError
 from ttftprof.events import Kind, Records, Wait
+from ttftprof.gpu_facts import GpuFacts
 from ttftprof.recording import Reader, Source
 from ttftprof.sources.http import BEGAN_BEFORE
 from ttftprof.sources.mountstats import MountStats
@@ -179,6 +181,10 @@ class Timeline:
     thread_rows: Mapping[int, Records]  # by tgid, ordered by stamp
     remote: Records  # reads asked of servers and daemons, `remote.READ`
     mounts: Mapping[str, MountStats]  # growth of the kernel's NFS counters, by mount point
+    gpu: GpuFacts
+    _calls_of: dict[tuple[int, str | None], list[Call]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def process_at(self, tgid: int, ns: int) -> Process | None:
         """The life of a pid that a moment falls into; the last one before it otherwise."""
@@ -189,11 +195,24 @@ class Timeline:
     def of_kind(self, kind: Kind) -> Records:
         return self.events[kind]
 
-    def calls_of(self, tgid: int, name: str | None = None) -> list[Call]:
-        return [c for c in self.calls if c.tgid == tgid and name in (None, c.name)]
+    def calls_of(
+        self, tgid: int, name: str | None = None, start_ns: int = 0, end_ns: int = FOREVER
+    ) -> Sequence[Call]:
+        """The calls of a process (by one name) that began in [start_ns, end_ns), oldest first."""
+        if not self._calls_of:
+            for call in self.calls:
+                self._calls_of.setdefault((call.tgid, None), []).append(call)
+                self._calls_of.setdefault((call.tgid, call.name), []).append(call)
+        calls = self._calls_of.get((tgid, name), [])
+        first, end = (bisect_left(calls, ns, key=_began_ns) for ns in (start_ns, end_ns))
+        return calls[first:end]
 
     def marks_of(self, tgid: int, name: str) -> list[Mark]:
         return [m for m in self.marks if m.tgid == tgid and m.name == name]
+
+
+def _began_ns(call: Call) -> int:
+    return call.start_ns
 
 
 def build(reader: Reader) -> Timeline:
@@ -209,26 +228,29 @@ def build(reader: Reader) -> Timeline:
 
 def _build(reader: Reader) -> Timeline:
     meta = _sound(reader.meta)
-    events = _possible(reader.stream("events"), "start_ns", "duration_ns")
+    written = reader.stream("events"), reader.stream("threads")
+    events = _possible(written[0], "start_ns", "duration_ns")
     events = events[np.argsort(events["start_ns"], kind="stable")]
     by_kind = {kind: events[events["kind"] == kind] for kind in Kind}
-    threads = _possible(reader.stream("threads"), "ns", "since_ns", "off_ns")
+    threads = _possible(written[1], "ns", "since_ns", "off_ns")
+    damaged = sum(map(len, written)) - len(events) - len(threads)
     threads = threads[np.argsort(threads["ns"], kind="stable")]
     start_ns = _stamp(meta.get("start_ns") or (events["start_ns"][0] if len(events) else 0))
     armed_ns = _stamp(meta.get("armed_ns") or start_ns)
     end_ns = _stamp(meta.get("end_ns") or _last_stamp(events, threads, start_ns))
+    calls = _calls(by_kind, {int(k): v for k, v in (meta.get("marks") or {}).items()})
     return Timeline(
         meta=meta,
         complete=bool(meta.get("complete")),
         sources=tuple(reader.sources()),
-        lost=reader.lost(),
+        lost=reader.lost() | ({"records with impossible stamps": damaged} if damaged else {}),
         start_ns=start_ns,
         armed_ns=armed_ns,
         end_ns=end_ns,
         page_bytes=int((meta.get("host") or {}).get("page_bytes") or 4096),
         processes=_processes(reader, by_kind),
         waits=_waits(by_kind, threads, armed_ns, end_ns),
-        calls=tuple(_calls(by_kind, {int(k): v for k, v in (meta.get("marks") or {}).items()})),
+        calls=tuple(sorted(calls, key=_began_ns)),
         marks=tuple(_marks(reader)),
         exchanges=tuple(_exchanges(reader, by_kind, armed_ns)),
         files=_files(reader, np.unique(threads["ns"].astype(np.int64)), end_ns),
@@ -236,6 +258,7 @@ def _build(reader: Reader) -> Timeline:
         thread_rows={tgid: rows for (tgid,), rows in split_by(threads, "tgid").items()},
         remote=remote.reads_of(by_kind),
         mounts=remote.mounts_growth(fact for _, fact in reader.facts("mountstats")),
+        gpu=gpu_facts.read(reader, by_kind),
     )
 
 
@@ -438,8 +461,7 @@ _DEPTH = {mark.row: len(mark.symbols) for mark in SYMBOL_MARKS}
 
 def _calls(by_kind: Mapping[Kind, Records], names: Mapping[int, str]) -> Iterator[Call]:
     """Pairs enters with exits by thread and mark; of nested ones the outermost is kept."""
-    both = np.concatenate([by_kind[Kind.MARK_ENTER], by_kind[Kind.MARK_EXIT]])
-    both = both[np.argsort(both["start_ns"], kind="stable")]
+    both = gpu_facts.engine_marks(by_kind)
     open_calls: dict[tuple[int, int, int], list[Any]] = {}
     for event in both:
         key = (int(event["tgid"]), int(event["tid"]), int(event["flags"]))

@@ -128,8 +128,8 @@ def _process(
     program = PurePath(life.argv[0]).name if life.argv else str(life.facts.get("comm") or "process")
     return ProcessTrack(
         tgid=life.tgid,
-        label=f"{program} {life.tgid}",
-        argv=" ".join(life.argv),
+        label=f"{life.tgid} {program}",
+        argv=tuple(map(str, life.argv)),
         start_ns=start_ns,
         end_ns=end_ns,
         running=_running(everyone, start_ns, end_ns),

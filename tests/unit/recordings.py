@@ -17,6 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 from ttftprof.analysis import analyse
+from ttftprof.engines.driver_calls import DRIVER_CALLS
 from ttftprof.engines.markers import MARK_NAMES
 from ttftprof.events import (
     EVENT,
@@ -28,6 +29,7 @@ from ttftprof.events import (
     Wait,
     kernel_dev,
 )
+from ttftprof.gpu_rows import GPU_ROW, Valid
 from ttftprof.model import Report, Request
 from ttftprof.recording import Reader, Source, Writer
 from ttftprof.timeline import Timeline, build
@@ -42,6 +44,7 @@ FRONT, OLD, NEW = 100, 200, 300
 A_GGUF, B_GGUF = 11, 12
 CHAT = "/v1/chat/completions"
 _MARK_ROWS = {name: row for row, name in MARK_NAMES.items()}
+_DRIVER_ROWS = {call.name: row for row, call in DRIVER_CALLS.items()}
 
 
 def ns(ms: float) -> int:
@@ -61,6 +64,7 @@ class Scene:
         self._events: list[dict[str, int]] = []
         self._thread_rows: list[dict[str, Any]] = []
         self._file_rows: list[dict[str, int]] = []
+        self._gpu_rows: list[dict[str, int]] = []
         self._facts: list[tuple[str, int, Mapping[str, Any]]] = []
         self._sources: list[Source] = []
         self._lost: dict[str, int] = {}
@@ -246,6 +250,48 @@ class Scene:
             flags=in_flight,
         )  # fmt: skip
 
+    # -- GPUs -------------------------------------------------------------------------------
+
+    def gpu(self, index: int = 0, **facts: Any) -> Self:
+        known = {"index": index, "parent": None, "name": "Fake GPU", "source": "nvml"}
+        known |= {"total_bytes": 8 << 30, "persistence": True}
+        return self.fact("gpu", ns(0), known | {"link_gen_max": 4, "link_width_max": 16} | facts)
+
+    def gpu_row(self, at: float, device: int = 0, **fields: int) -> Self:
+        """A look at a device; what is given is valid."""
+        valid = Valid(0)
+        for name, bit in (
+            ("used_bytes", Valid.USED),
+            ("busy_percent", Valid.BUSY),
+            ("link_gen", Valid.LINK),
+        ):
+            valid |= bit if name in fields else Valid(0)
+        row = {"ns": ns(at), "device": device, "valid": int(valid)}
+        self._gpu_rows.append(row | fields)
+        return self
+
+    def driver_call(
+        self,
+        pid: int,
+        name: str,
+        begin: float,
+        end: float | None,
+        size: int = 0,
+        second: int = 0,
+        result: int = 0,
+        tid: int | None = None,
+    ) -> Self:
+        """A call into a GPU driver; `end` is None if it never returned."""
+        row = _DRIVER_ROWS[name]
+        self.event(Kind.MARK_ENTER, begin, pid, tid, flags=row, a=size, b=second)
+        if end is not None:
+            self.event(Kind.MARK_EXIT, end, pid, tid, flags=row, a=result)
+        return self
+
+    def cache_open(self, pid: int, at: float, cache: str, write: bool = False) -> Self:
+        fact = {"cache": cache, "tgid": pid, "write": write, "missing": False, "size_bytes": 9}
+        return self.fact("cache_open", ns(at), fact)
+
     # -- sockets ----------------------------------------------------------------------------
 
     def listened(self, pid: int, at: float, port: int = 8080) -> Self:
@@ -299,6 +345,7 @@ class Scene:
         writer.add_batch("events", _array(self._events, EVENT))
         writer.add_batch("threads", _array(self._thread_rows, THREAD_ROW))
         writer.add_batch("files", _array(self._file_rows, FILE_ROW))
+        writer.add_batch("gpu", _array(self._gpu_rows, GPU_ROW))
         for stream, records in (more or {}).items():
             writer.add_batch(stream, records)
         for kind, stamp_ns, fact in self._facts:

@@ -315,7 +315,7 @@ def test_a_recording_that_was_killed_is_a_report(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"own": 3}, {"own": {"cpu_ns": "x"}}, {"probe_costs": []}, {"probe_costs": {"x": 5}},
+        {"own": 3}, {"own": {"cpu_ns": "x"}}, {"probe_costs": [1]}, {"probe_costs": {"x": 5}},
         {"probe_costs": {"x": [1, "y"]}}, {"clock": "noon"}, {"tool": 1}, {"host": [1]},
     ],
 )  # fmt: skip
@@ -428,19 +428,33 @@ def snapshots(count: int) -> np.ndarray[Any, Any]:
 
 
 def many_files(count: int) -> np.ndarray[Any, Any]:
+    """Eight rows for each of many files, over ten seconds."""
     out = np.zeros(count, FILE_ROW)
-    out["ns"] = ARMED_NS + np.arange(count) * MS
+    out["ns"] = ARMED_NS + np.linspace(0, 10_000 * MS, count).astype(np.uint64)
     out["dev"], out["ino"], out["size_bytes"] = DEV, 20 + np.arange(count) % (count // 8), 2 * MIB
     out["added_pages"] = np.arange(count)
     return out
 
 
+def decodes(count: int) -> np.ndarray[Any, Any]:
+    """Calls of one token each, all through the recording."""
+    out = np.zeros(count, EVENT)
+    enters = np.arange(count) % 2 == 0
+    out["kind"] = np.where(enters, int(Kind.MARK_ENTER), int(Kind.MARK_EXIT))
+    out["start_ns"] = ns(1_000) + np.linspace(0, 9_000 * MS, count).astype(np.uint64)
+    out["tgid"] = out["tid"] = NEW
+    out["flags"], out["a"] = DECODE, 1
+    return out
+
+
+DECODE = next(row for row, name in MARK_NAMES.items() if name == "decode")
 SIZES = (5_000, 40_000)
 LOADS: dict[str, tuple[str, Callable[[int], np.ndarray[Any, Any]], int]] = {
     "waits and blocks": ("events", waits_and_blocks, 1),
     "short lives": ("events", short_lives, 20),
     "snapshots": ("threads", snapshots, 1),
     "files": ("files", many_files, 10),
+    "decodes": ("events", decodes, 1),
 }
 
 

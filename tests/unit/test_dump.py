@@ -160,6 +160,26 @@ CASES: list[tuple[Kind, dict[str, int], dict[str, Any]]] = [
         {"flags": Family.SMB, "a": 0, "b": 512},
         {"family": "smb", "credits": 0, "in_flight": 512},
     ),
+    (
+        Kind.MARK_ENTER,
+        {"flags": 122, "a": 1 << 20, "b": 4096},
+        {"driver_call": "cuMemcpyHtoD", "value": 1 << 20, "second": 4096},
+    ),
+    (
+        Kind.DEVICE,
+        {"flags": 1, "dev": 195 << 20 | 255, "b": 7},
+        {"family": "nvidia", "device": "195:255", "result": 7},
+    ),
+    (
+        Kind.DEVICE,
+        {"flags": 3, "b": (1 << 64) - 2},
+        {"family": "dri", "device": None, "result": -2},
+    ),
+    (
+        Kind.DEVICE,
+        {"flags": 16, "dev": 195 << 20, "a": 0x46, "b": 0},
+        {"device": "195:0", "ioctl": 0x46, "result": 0},
+    ),
 ]
 
 

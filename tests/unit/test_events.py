@@ -18,6 +18,7 @@ from ttftprof.events import (
     CONTROL,
     CPU_MODES,
     EVENT,
+    FAMILY_MASK,
     FILE_ROW,
     FILE_SLOT,
     LOST,
@@ -25,7 +26,9 @@ from ttftprof.events import (
     THREAD_ROW,
     THREAD_SLOT,
     WAIT_REASONS,
+    CacheFlag,
     CpuMode,
+    DeviceFlag,
     Kind,
     MmapFlag,
     ReadFlag,
@@ -60,6 +63,8 @@ struct {
     enum wait_reason wait_reason;
     enum mmap_flag mmap_flag;
     enum read_flag read_flag;
+    enum device_flag device_flag;
+    enum cache_flag cache_flag;
     enum cpu_mode cpu_mode;
     enum text_kind text_kind;
     enum lost lost;
@@ -206,6 +211,8 @@ def members(numbers: dict[str, int], prefix: str) -> dict[str, int]:
         ("text_kind", "TEXT_", TextKind, {}),
         ("mmap_flag", "MMAP_", MmapFlag, {}),
         ("read_flag", "READ_", ReadFlag, {}),
+        ("device_flag", "DEVICE_", DeviceFlag, {"FAMILY": FAMILY_MASK}),
+        ("cache_flag", "CACHE_", CacheFlag, {}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -239,6 +246,7 @@ SERVES = {
     "SEND": "sockets__send",
     "LOG": "logs__write",
     "CONNECTION": "sockets__connection",
+    "DEVICE": "files__device",
 }
 
 

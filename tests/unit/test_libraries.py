@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -119,10 +120,11 @@ class Probed:
             lambda path, reason: self.refused.append((path, reason)),
         )
 
-    def _attach(self, path: str, offset: int, cookie: int, on_return: bool) -> None:
+    def _attach(self, path: str, places: Sequence[tuple[int, int]]) -> None:
         if self.refuse:
             raise BpfError("attach", 1)
-        self.attached.append((path, offset, cookie, on_return))
+        for offset, cookie in places:
+            self.attached += [(path, offset, cookie, on_return) for on_return in (False, True)]
 
 
 def fake_proc(folder: Path, *maps: str) -> Path:

@@ -80,6 +80,14 @@ def test_what_a_read_costs_is_the_growth(before: list[MountStats], after: list[M
     assert "READ" not in idle.operations
 
 
+def test_read_plus_is_a_read_too(after: list[MountStats]) -> None:
+    text = fixture("mountstats/6.1-after.txt")
+    both = text.replace("READ_PLUS: 0 0 0 0 0 0 0 0 0", "READ_PLUS: 7 8 0 0 100 1 2 3 0")
+    assert after[0].read_calls["operations"] == 256
+    assert parse_mountstats(both)[0].read_calls["operations"] == 263
+    assert parse_mountstats(both)[0].read_calls["transmissions"] == 264
+
+
 def test_a_mount_made_meanwhile_counts_whole(after: list[MountStats]) -> None:
     assert growth(None, after[1]) is after[1]
     older = MountStats("other:/", after[1].point, "nfs", age_s=0)

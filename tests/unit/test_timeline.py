@@ -235,7 +235,9 @@ def test_calls_and_marks_are_found_by_process_and_name() -> None:
     timeline = router_switch().timeline()
     assert [c.name for c in timeline.calls_of(NEW, "model_load")] == ["model_load"]
     assert len(timeline.calls_of(NEW)) == 6
-    assert timeline.calls_of(FRONT) == []
+    assert not timeline.calls_of(FRONT)
+    decodes = timeline.calls_of(NEW, "decode", ns(575), ns(701))
+    assert [c.start_ns for c in decodes] == [ns(575), ns(641)]
     (mark,) = timeline.marks_of(NEW, "model_loaded")
     assert (mark.ns, mark.values) == (ns(560), {})
     assert timeline.marks_of(FRONT, "model_loaded") == []
@@ -351,6 +353,13 @@ def test_what_the_recording_says_of_itself() -> None:
     assert (timeline.complete, timeline.page_bytes) == (True, PAGE)
     assert timeline.lost == {"events ring full": 3}
     assert [(s.name, s.state) for s in timeline.sources] == [("marks", "absent")]
+
+
+def test_records_that_no_clock_stamped_are_counted_as_lost() -> None:
+    scene = Scene().wait(PID, 10, 20, Wait.LOCK).record(Kind.OFFCPU, 2**63, tid=PID, tgid=PID)
+    timeline = scene.record(Kind.OFFCPU, ns(5), 2**64 - 1, tid=PID, tgid=PID).timeline()
+    assert timeline.lost == {"records with impossible stamps": 2}
+    assert spans(threads(timeline)[0]) == [(10, 20, Wait.LOCK)]
 
 
 def test_a_recording_that_was_killed_ends_with_its_last_fact() -> None:

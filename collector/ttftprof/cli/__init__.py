@@ -17,6 +17,8 @@ from ttftprof.errors import OutputError, TtftprofError
 _COMMANDS = {
     "record": "ttftprof.cli.record",
     "report": "ttftprof.cli.report",
+    "diff": "ttftprof.cli.diff",
+    "export": "ttftprof.cli.export",
     "dump": "ttftprof.cli.dump",
     "doctor": "ttftprof.cli.doctor",
     "storage": "ttftprof.cli.storage",

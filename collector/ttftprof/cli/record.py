@@ -81,6 +81,11 @@ from ttftprof.sources.processes import has_host_pids
     show_default=True,
     help="Size of the kernel's event buffer; a power of two.",
 )
+@click.option(
+    "--gpu-launches",
+    is_flag=True,
+    help="Mark every kernel launch too; costs microseconds thousands of times a second.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="No live line.")
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED)
 def command(
@@ -97,6 +102,7 @@ def command(
     ready_file: Path | None,
     min_file_mb: float,
     ring_kb: int,
+    gpu_launches: bool,
     quiet: bool,
     command_line: tuple[str, ...],
 ) -> int:
@@ -151,7 +157,9 @@ def command(
             command_pid=child.pid if child else None,
         )
         writer = Writer(path, overwrite=force)
-        return _record(writer, target, settings, limits, ready_file, child, quiet)
+        live = _LiveLine(enabled=not quiet and sys.stderr.isatty())
+        recorder = Recorder(writer, target, settings, limits, live.show, _say, gpu_launches)
+        return _record(recorder, ready_file, child, live)
     except BaseException:
         if child:
             child.kill()
@@ -196,16 +204,9 @@ def _ring_bytes(ring_kb: int) -> int:
 
 
 def _record(
-    writer: Writer,
-    target: targets.Target,
-    settings: Settings,
-    limits: Limits,
-    ready_file: Path | None,
-    child: _Gate | None,
-    quiet: bool,
+    recorder: Recorder, ready_file: Path | None, child: _Gate | None, live: _LiveLine
 ) -> int:
-    live = _LiveLine(enabled=not quiet and sys.stderr.isatty())
-    recorder = Recorder(writer, target, settings, limits, live.show, _say)
+    writer = recorder.writer
     try:
         recorder.handle_signals()
         recorder.arm()

@@ -1,9 +1,7 @@
-"""`ttftprof report`: what a recording says, for people (text) or programs (JSON)."""
+"""`ttftprof report`: what a recording says, for people (text, HTML) or programs (JSON)."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,10 +10,9 @@ from typing import TextIO
 
 import click
 
+from ttftprof.cli import output
 from ttftprof.errors import UsageError
 from ttftprof.model import Report
-
-_MIN_WIDTH, _MAX_WIDTH, _PIPED_WIDTH = 60, 200, 100
 
 _EPILOG = """\b
 Examples:
@@ -23,6 +20,7 @@ Examples:
   ttftprof report cold.ttft warm.ttft          side by side, then each in detail
   ttftprof report --compact *.ttft             one line a request
   ttftprof report --request 2 switch.ttft      one request alone
+  ttftprof report --html out.html switch.ttft  a page to explore and to share
   ttftprof report --format json a.ttft | jq '.requests[].totals.phase'
 
 \b
@@ -51,25 +49,22 @@ begin with "!" name what the recording lacks.
     help="json: the schema ttftprof.report/1, one object; several files give JSON Lines, one "
     "object a line.",
 )
+@click.option(
+    "--html",
+    "page",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="OUT",
+    help="Write one self-contained HTML file instead; an existing one is replaced.",
+)
 @click.option("--compact", is_flag=True, help="One line a request, no details.")
 @click.option("--all", "everything", is_flag=True, help="Details of every request and every file.")
 @click.option("--request", "request_id", metavar="ID", help="Only the request with this id.")
-@click.option(
-    "--width",
-    type=int,
-    metavar="COLUMNS",
-    help="At least 60 (default: the terminal's, 100 into a pipe).",
-)
-@click.option(
-    "--color",
-    type=click.Choice(["auto", "always", "never"]),
-    default="auto",
-    show_default=True,
-    help="auto: only on a terminal, and not if NO_COLOR is set.",
-)
+@output.WIDTH
+@output.COLOR
 def command(
     files: tuple[Path, ...],
     form: str,
+    page: Path | None,
     compact: bool,
     everything: bool,
     request_id: str | None,
@@ -81,12 +76,11 @@ def command(
     Prints what recordings made by `ttftprof record` say: a timeline of each request, every
     millisecond by phase and activity, the files that were read, and what to change.
     """
-    if width is not None and not _MIN_WIDTH <= width <= _MAX_WIDTH:
-        raise UsageError(
-            f"--width {width} is not between {_MIN_WIDTH} and {_MAX_WIDTH}",
-            "leave --width out to use the terminal's",
-        )
-    out = _printable(sys.stdout)
+    output.checked_width(width)
+    if page is not None:
+        _write_html(files, request_id, page)
+        return
+    out = output.printable(sys.stdout)
     if form == "json":
         _write_json(files, request_id, out)
     else:
@@ -96,8 +90,8 @@ def command(
         terminal.write(
             reports,
             out,
-            width or _width(out),
-            _colour(color, out),
+            width or output.width_of(out),
+            output.has_colour(color, out),
             compact=compact,
             everything=everything,
         )
@@ -113,6 +107,15 @@ def _write_json(files: Sequence[Path], request_id: str | None, out: TextIO) -> N
         return
     for report in _only([_analysed(path) for path in files], request_id):
         json.write(report, out)
+
+
+def _write_html(files: Sequence[Path], request_id: str | None, page: Path) -> None:
+    from ttftprof.reports import html
+
+    reports = _only([_analysed(path) for path in files], request_id)
+    with output.text_file(page) as out:
+        html.write(reports, out)
+    click.echo(f"wrote {page} ({page.stat().st_size / 1e6:.1f} MB); open it in a browser", err=True)
 
 
 def _analysed(path: Path) -> Report:
@@ -137,24 +140,3 @@ def _only(reports: list[Report], request_id: str | None) -> list[Report]:
             f"give one of: {ids}" if ids else "no request was recorded at all",
         )
     return found
-
-
-def _width(out: TextIO) -> int:
-    if not out.isatty():
-        return _PIPED_WIDTH
-    return min(max(shutil.get_terminal_size().columns, _MIN_WIDTH), _MAX_WIDTH)
-
-
-def _colour(choice: str, out: TextIO) -> bool:
-    if choice != "auto":
-        return choice == "always"
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return out.isatty() and not plain
-
-
-def _printable(out: TextIO) -> TextIO:
-    """Standard output that shows `?` for what its encoding lacks, instead of failing."""
-    reconfigure = getattr(out, "reconfigure", None)
-    if reconfigure:
-        reconfigure(errors="replace")
-    return out

@@ -11,7 +11,7 @@ import ctypes.util
 import errno
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -85,6 +85,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "bpf_program__section_name": (c.c_char_p, (Pointer,)),
     "bpf_program__set_autoload": (c.c_int, (Pointer, c.c_bool)),
     "bpf_program__fd": (c.c_int, (Pointer,)),
+    "bpf_program__set_expected_attach_type": (c.c_int, (Pointer, c.c_int)),
     "bpf_program__attach": (Pointer, (Pointer,)),
     "bpf_program__attach_iter": (Pointer, (Pointer, Pointer)),
     "bpf_program__attach_perf_event": (Pointer, (Pointer, c.c_int)),
@@ -222,6 +223,54 @@ def program_cost(fd: int) -> tuple[int, int]:
         if ":\t" in line
     )
     return int(fields.get("run_cnt", 0)), int(fields.get("run_time_ns", 0))
+
+
+class _UprobeMultiAttr(c.Structure):
+    # union bpf_attr of BPF_LINK_CREATE, include/uapi/linux/bpf.h
+    _fields_ = (
+        ("prog_fd", c.c_uint32),
+        ("target_fd", c.c_uint32),
+        ("attach_type", c.c_uint32),
+        ("link_flags", c.c_uint32),
+        ("path", c.c_uint64),
+        ("offsets", c.c_uint64),
+        ("ref_ctr_offsets", c.c_uint64),
+        ("cookies", c.c_uint64),
+        ("cnt", c.c_uint32),
+        ("flags", c.c_uint32),
+        ("pid", c.c_uint32),
+        ("pad", c.c_uint32),
+    )
+
+
+TRACE_UPROBE_MULTI = 48  # enum bpf_attach_type
+_BPF_LINK_CREATE = 28
+_UPROBE_MULTI_RETURN = 1
+
+
+def link_uprobes(
+    program_fd: int, path: str, places: Sequence[tuple[int, int]], on_return: bool
+) -> int:
+    """A descriptor that holds probes at all (offset, cookie) `places` of a file; kernel 6.6.
+
+    `EINVAL` or `EOPNOTSUPP` from a kernel that cannot.
+    """
+    name = c.create_string_buffer(os.fsencode(path))
+    offsets = (c.c_uint64 * len(places))(*(offset for offset, _ in places))
+    cookies = (c.c_uint64 * len(places))(*(cookie for _, cookie in places))
+    attr = _UprobeMultiAttr(
+        prog_fd=program_fd,
+        attach_type=TRACE_UPROBE_MULTI,
+        path=c.addressof(name),
+        offsets=c.addressof(offsets),
+        cookies=c.addressof(cookies),
+        cnt=len(places),
+        flags=_UPROBE_MULTI_RETURN if on_return else 0,
+    )
+    fd = _bpf(_BPF_LINK_CREATE, attr)
+    if fd < 0:
+        raise BpfError(f"uprobes in {path}", c.get_errno())
+    return fd
 
 
 class _PerfAttr(c.Structure):

@@ -211,6 +211,7 @@ class Call:
     PREADV = 17
     RECV = 18
     SEND = 19
+    IOCTL = 20
 
 
 # `enum handler`: which program of the dispatch array serves which slot.
@@ -224,6 +225,7 @@ HANDLERS = {
     "sockets__send": 6,
     "logs__write": 7,
     "sockets__connection": 8,
+    "files__device": 9,
 }
 
 
@@ -293,7 +295,7 @@ SYSCALLS = (
     Syscall("vfork", 58, None, wait=Wait.CHILD),
     Syscall("clone", 56, 220, wait=Wait.CHILD),
     Syscall("clone3", 435, 435, wait=Wait.CHILD),
-    Syscall("ioctl", 16, 29, wait=Wait.DEVICE),
+    Syscall("ioctl", 16, 29, Call.IOCTL, Wait.DEVICE),
 )
 
 TABLE_SIZE = 512

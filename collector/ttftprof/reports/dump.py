@@ -21,6 +21,7 @@ import numpy as np
 from ttftprof.events import (
     FAMILY_MASK,
     CpuMode,
+    DeviceFlag,
     Family,
     Kind,
     MmapFlag,
@@ -417,10 +418,26 @@ def _connection(event: Fields) -> Fields:
 
 
 def _mark(event: Fields) -> Fields:
+    from ttftprof.engines.driver_calls import DRIVER_CALLS
     from ttftprof.engines.markers import MARK_NAMES
 
+    call = DRIVER_CALLS.get(event["flags"])
+    if call is not None:
+        return {"driver_call": call.name, "value": event["a"], "second": event["b"]}
     value = event["a"] - (1 << 64) if event["a"] >> 63 else event["a"]
     return {"mark": MARK_NAMES.get(event["flags"], event["flags"]), "value": value}
+
+
+def _device(event: Fields) -> Fields:
+    result = event["b"] - (1 << 64) if event["b"] >> 63 else event["b"]
+    number = "{}:{}".format(*dev_numbers(event["dev"])) if event["dev"] else None
+    flags = event["flags"]
+    if flags & DeviceFlag.IOCTL:
+        return {"device": number, "ioctl": event["a"], "result": result}
+    family = flags & FAMILY_MASK
+    known = {DeviceFlag.NVIDIA, DeviceFlag.KFD, DeviceFlag.DRI}
+    name = DeviceFlag(family).name.lower() if family in known else family
+    return {"family": name, "device": number, "result": result}
 
 
 def _nothing(_event: Fields) -> Fields:
@@ -453,6 +470,7 @@ _DECODERS: Mapping[int, Callable[[Fields], Fields]] = {
     Kind.REMOTE: _remote,
     Kind.REMOTE_SPLIT: _remote_split,
     Kind.REMOTE_STARVED: _remote_starved,
+    Kind.DEVICE: _device,
 }
 _WITH_FILE = frozenset(
     (

@@ -68,6 +68,7 @@ _ACTIVITY_COLOUR = {
     "sleep": "color(247)",
     "idle": "color(247)",
 }
+_GPU = "color(36)"
 _STORAGE, _FAULTS, _CACHE = "color(74)", "color(175)", "color(36)"
 
 
@@ -207,6 +208,28 @@ def _series_lanes(
         reading = f"peak {unit(peak)}" if peak else "none"
         yield layout.line(label, Text(bars(values, peak), Style(color=colour)), reading)
     yield from _residency_lane(request, report, window, layout)
+    yield from _gpu_lanes(report, window, layout)
+
+
+def _gpu_lanes(report: Report, window: Window, layout: Layout) -> Iterator[Text]:
+    """Memory and utilisation of each GPU, and copies to them; nothing where there is no GPU."""
+    for one in (s for s in report.series if s.name in ("gpu_memory_bytes", "gpu_busy")):
+        values = levels([one], window)
+        seen = [value for value in values if value is not None]
+        if not seen or not one.path:
+            continue
+        label, full = f"{one.path.lower()} busy", 1.0
+        reading = f"peak {scale.percent(max(seen))}"
+        if one.name == "gpu_memory_bytes":
+            label, full = f"{one.path.lower()} memory", max(one.values)
+            reading = f"peak {scale.size(round(max(seen)))}"
+        yield layout.line(label, Text(bars(values, full), Style(color=_GPU)), reading)
+    copied = [s for s in report.series if s.name == "transfer_bytes" and s.ns]
+    growth = rates(copied, window)
+    peak = max((value for value in growth if value is not None), default=0.0)
+    if peak:
+        body = Text(bars(growth, peak), Style(color=_ACTIVITY_COLOUR["transfer"]))
+        yield layout.line("to the GPU", body, f"peak {scale.rate(peak)}")
 
 
 def _of_all_files(report: Report, name: str) -> list[Series]:

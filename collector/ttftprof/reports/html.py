@@ -17,8 +17,10 @@ from typing import Any, TextIO
 import jinja2
 from markupsafe import Markup
 
+from ttftprof import diff
+from ttftprof.diff import Comparison
 from ttftprof.model import ACTIVITIES, PHASES, FileUse, GpuUse, MountUse, Phase, Report, Request
-from ttftprof.reports import html_data, scale, words
+from ttftprof.reports import diff_words, html_data, scale, words
 from ttftprof.reports.safe import clip_middle, plain
 
 _DETAILED = 40  # requests of a recording whose tables are in the page
@@ -27,8 +29,9 @@ _FILES = 40
 _NAME = 200
 
 
-def write(reports: Sequence[Report], out: TextIO) -> None:
-    """Writes the page. `reports` in the order in which they are to be read."""
+def write(reports: Sequence[Report], out: TextIO, comparisons: Sequence[Comparison] = ()) -> None:
+    """Writes the page. `reports` in the order in which they are to be read; `comparisons`, all
+    with the same base, stand before them."""
     script, style = _asset("report.js"), _asset("report.css")
     names = ", ".join(plain(words.recording_name(report), 60) for report in reports[:3])
     page = _template().render(
@@ -38,6 +41,7 @@ def write(reports: Sequence[Report], out: TextIO) -> None:
         script_hash=_hash(script),
         style_hash=_hash(style),
         data=Markup(html_data.embedded(html_data.document(reports))),
+        comparisons=[_comparison(comparison) for comparison in comparisons],
         recordings=[_recording(report) for report in reports],
         phases=PHASES,
         activities=ACTIVITIES,
@@ -65,7 +69,7 @@ def _template() -> jinja2.Template:
         "rate": scale.rate,
         "count": scale.count,
         "percent": scale.percent,
-        "plain": lambda text: clip_middle(plain(text), _NAME),
+        "plain": plain,
     }
     return environment.from_string(_asset("report.html.j2"))
 
@@ -149,6 +153,43 @@ def _row(index: int, subject: Request, longest_ns: int) -> _Row:
 
 def _model(subject: Request) -> str:
     return clip_middle(plain(subject.model), 60) if subject.model else "model not known"
+
+
+# -- one wait against another ---------------------------------------------------------------------
+
+
+def _comparison(comparison: Comparison) -> dict[str, Any]:
+    waits = (comparison.base, comparison.other)
+    longest_ns = max(diff.length_ns(wait.request) for wait in waits)
+    cells = diff_words.difference_us(comparison)
+    return {
+        "title": f"{diff_words.name_of(waits[1])} against {diff_words.name_of(waits[0])}",
+        "lengths": [scale.duration(diff.length_ns(wait.request)) for wait in waits],
+        "growth": diff_words.signed(comparison.growth_ns),
+        "growth_ns": comparison.growth_ns,
+        "finding": diff_words.finding(comparison),
+        "rule": diff_words.rule(comparison),
+        "rows": [(diff_words.name_of(wait), _row(0, wait.request, longest_ns)) for wait in waits],
+        "columns": comparison.activities,
+        "table": [
+            (
+                phase,
+                phase == comparison.blamed,
+                [(diff_words.signed_ms(us), us) for us in row],
+                diff_words.signed_ms(sum(row)) or "0",
+            )
+            for phase, row in zip(comparison.phases, cells, strict=True)
+        ],
+        "totals": [diff_words.signed_ms(sum(c)) or "0" for c in zip(*cells, strict=True)],
+        "whole": diff_words.signed_ms(sum(map(sum, cells))) or "0",
+        "circumstances": [
+            [
+                "-" if text is None else clip_middle(plain(text), _NAME)
+                for text in (c.name, c.base, c.other)
+            ]
+            for c in comparison.circumstances
+        ],
+    }
 
 
 # -- one request ----------------------------------------------------------------------------------

@@ -161,7 +161,7 @@ def _drawn(report: Report) -> list[Series]:
     mounts = [s for s in own if s.name == "mount_bytes"]
     files = [s for s in own if s.name == "file_bytes"]
     curves = [s for s in report.series if s.ns]
-    return [*curves, *(mounts if len(mounts) > 1 else []), *files]
+    return [*curves, *(mounts if len(mounts) > 1 else []), *(files if len(files) > 1 else [])]
 
 
 def _series(series: Series, origin: int) -> Json:
@@ -193,7 +193,7 @@ def _process(process: ProcessTrack, origin: int) -> Json:
     names = list(dict.fromkeys(process.calls.name))
     return {
         "label": plain(process.label, _LABEL),
-        "argv": plain(process.argv, _TEXT),
+        "argv": plain(" ".join(process.argv), _TEXT),
         "start": process.start_ns - origin,
         "end": process.end_ns - origin,
         "running": _series(process.running, origin),

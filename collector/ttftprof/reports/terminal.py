@@ -28,6 +28,7 @@ _DETAILED_OF_MANY = 3
 _OVERVIEW_ROWS = 40
 _FILE_ROWS = 8
 _MODEL_WIDTH = 48
+_SHOWN_AS_ACTIVITY = frozenset({"storage", "fault", "copy", "transfer"})
 _BOLD, _DIM = Style(bold=True), Style(dim=True)
 _WARNING = Style(color="color(166)", bold=True)
 
@@ -46,7 +47,7 @@ def write(
     `compact`: the overview alone. `everything`: every request in detail and every file, however
     many there are.
     """
-    page = _Page(width, colour)
+    page = Page(width, colour)
     several = len(reports) > 1
     for report in reports:
         _print_warnings(page, report, several)
@@ -63,7 +64,7 @@ def write(
     out.write(page.text())
 
 
-class _Page:
+class Page:
     """Lines of one report, laid out by rich and kept as text."""
 
     def __init__(self, width: int, colour: bool) -> None:
@@ -105,13 +106,13 @@ class _Page:
 # -- what stands first ----------------------------------------------------------------------------
 
 
-def _print_warnings(page: _Page, report: Report, several: bool) -> None:
+def _print_warnings(page: Page, report: Report, several: bool) -> None:
     which = f"{plain(words.recording_name(report), _MODEL_WIDTH)}: " if several else ""
     for warning in words.warnings(report):
         page.add_text(f"! {which}{plain(warning)}", _WARNING)
 
 
-def _print_overview(page: _Page, asked: Sequence[Asked], several: bool, everything: bool) -> None:
+def _print_overview(page: Page, asked: Sequence[Asked], several: bool, everything: bool) -> None:
     page.gap()
     shown = asked if everything else _slowest(asked, _OVERVIEW_ROWS)
     if not shown:
@@ -140,7 +141,7 @@ def _worth_detail(asked: Sequence[Asked], everything: bool) -> set[int]:
 
 
 def _print_recording(
-    page: _Page, report: Report, chosen: Sequence[Request], several: bool, everything: bool
+    page: Page, report: Report, chosen: Sequence[Request], several: bool, everything: bool
 ) -> None:
     told = words.told(report, everything)
     if not chosen and told:
@@ -184,7 +185,7 @@ def _header(report: Report) -> str:
     return " · ".join(parts)
 
 
-def _print_nothing_seen(page: _Page, report: Report) -> None:
+def _print_nothing_seen(page: Page, report: Report) -> None:
     working = [source.name for source in report.sources if source.state == "ok"]
     seen = ", ".join(map(plain, working)) or "nothing"
     page.add_text("no request for text was seen", indent=2)
@@ -212,7 +213,7 @@ def _own_cost(report: Report) -> str:
 # -- one request ----------------------------------------------------------------------------------
 
 
-def _print_request(page: _Page, report: Report, request: Request, everything: bool) -> None:
+def _print_request(page: Page, report: Report, request: Request, everything: bool) -> None:
     _print_title(page, request)
     if words.waited_ns(request):
         page.gap()
@@ -220,6 +221,7 @@ def _print_request(page: _Page, report: Report, request: Request, everything: bo
         page.gap()
         page.add(*tables.phase_activity(request, page.width, page.colour))
         _print_inferred(page, request)
+        _print_parts(page, request)
     else:
         page.add_text("no time passed that could be split", indent=2)
     _print_files(page, request.files, everything)
@@ -235,7 +237,7 @@ def _print_request(page: _Page, report: Report, request: Request, everything: bo
         page.add_text(f"note: {plain(note)}", indent=2)
 
 
-def _print_title(page: _Page, request: Request) -> None:
+def _print_title(page: Page, request: Request) -> None:
     """`request 1  model-b  cold switch  TTFT 1.562 s  ● load / storage_wait 52 %`"""
     ended = words.outcome(request)
     waited = scale.duration(words.waited_ns(request))
@@ -261,7 +263,7 @@ def _ended(ended: str, waited: str, start: bool) -> str:
     return f"{ended}, {waited} seen" if ended else f"TTFT {waited}"
 
 
-def _print_inferred(page: _Page, request: Request) -> None:
+def _print_inferred(page: Page, request: Request) -> None:
     """The rule behind each phase that no probe saw both edges of."""
     said: set[str] = set()
     for phase in request.phases:
@@ -272,7 +274,16 @@ def _print_inferred(page: _Page, request: Request) -> None:
         page.add_text(f"~ {phase.phase} is inferred{': ' if rules else ''}{rules}", _DIM)
 
 
-def _print_files(page: _Page, used: Sequence[FileUse], everything: bool) -> None:
+def _print_parts(page: Page, request: Request) -> None:
+    """What a phase was spent on, where calls of the runtime show more than its activities."""
+    for phase in request.phases:
+        told = [part for part in phase.parts if part.part not in _SHOWN_AS_ACTIVITY]
+        if told:
+            spent = ", ".join(f"{part.part} {scale.duration(part.spent_ns)}" for part in told)
+            page.add_text(f"  {phase.phase} holds: {spent}", _DIM)
+
+
+def _print_files(page: Page, used: Sequence[FileUse], everything: bool) -> None:
     """Weights first, then by what was read; the tail is summed up."""
     if not used:
         return
@@ -291,7 +302,7 @@ def _known_sum(values: Iterable[int | None]) -> int | None:
     return sum(known) if known else None
 
 
-def _print_verdict(page: _Page, verdict: Verdict) -> None:
+def _print_verdict(page: Page, verdict: Verdict) -> None:
     confidence = f"confidence {plain(verdict.confidence, 20)}"
     page.add_text(f"verdict: {plain(words.cause(verdict), 60)}, {confidence}", _BOLD)
     if verdict.explanation:

@@ -7,20 +7,21 @@ reads an ELF file of the target and trusts nothing in it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
-from ttftprof.engines.markers import SYMBOL_MARKS, SymbolMark
+from ttftprof.engines.driver_calls import DriverCall, calls_in, usual_paths
+from ttftprof.engines.markers import SYMBOL_MARKS
 from ttftprof.kernel.libbpf import BpfError
 from ttftprof.sources.processes import PROC
 
 MAX_LIBRARY_BYTES = 4 << 30
 
-Attach = Callable[[str, int, int, bool], None]  # path, offset, cookie, on return
+Attach = Callable[[str, Sequence[tuple[int, int]]], None]  # path, (offset, cookie) of each call
 
 
 def symbol_offsets(path: Path, names: set[str]) -> dict[str, int]:
@@ -80,10 +81,10 @@ def _file_offset(elf: Any, address: int) -> int | None:
 
 
 class LibraryMarks:
-    """Probes marked calls in libraries as they are met.
+    """Probes marked calls in libraries as they are met, and rare calls into GPU drivers.
 
     `on_found(path, marks)` tells which marks a library brought; `on_refused(path, reason)` why one
-    could not be probed.
+    could not be probed. `launches`: kernel launches too, thousands a second.
     """
 
     def __init__(
@@ -91,12 +92,21 @@ class LibraryMarks:
         attach: Attach,
         on_found: Callable[[str, list[str]], None],
         on_refused: Callable[[str, str], None],
+        launches: bool = False,
     ) -> None:
         self._attach = attach
         self._on_found = on_found
         self._on_refused = on_refused
+        self._launches = launches
         self._seen: set[tuple[int, int]] = set()
+        self._drivers: set[tuple[int, int]] = set()  # inode and size: a device has many numbers
         self.attached = 0
+
+    def attach_drivers(self, paths: Iterable[str] = usual_paths()) -> None:
+        """Probes the GPU drivers of this machine before any process maps them."""
+        for path in paths:
+            if Path(path).exists():
+                self.probe(Path(path), shown=path)
 
     def scan(self, pid: int, proc: Path = PROC) -> None:
         """Looks at every executable mapping of a process that was not met before."""
@@ -120,21 +130,47 @@ class LibraryMarks:
         self.probe(inside, shown=fields[5])
 
     def probe(self, path: Path, shown: str) -> None:
+        """Attaches to whatever this file has of what is known."""
+        calls = calls_in(Path(shown.removesuffix(" (deleted)")).name, self._launches)
+        if calls:
+            self._probe_driver(path, shown, calls)
+        else:
+            self._probe_engine(path, shown)
+
+    def _probe_driver(self, path: Path, shown: str, calls: tuple[DriverCall, ...]) -> None:
+        """Each exported variant of each call; an address that two names have, once."""
+        try:
+            status = path.stat()
+        except OSError:
+            return
+        if (status.st_ino, status.st_size) in self._drivers:
+            return
+        self._drivers.add((status.st_ino, status.st_size))
+        offsets = symbol_offsets(path, {name for call in calls for name in call.symbols})
+        taken: dict[int, DriverCall] = {}
+        for call in calls:
+            for name in call.symbols:
+                if name in offsets:
+                    taken.setdefault(offsets[name], call)
+        if not taken:
+            return
+        try:
+            self._attach(str(path), [(at, call.cookie) for at, call in taken.items()])
+        except BpfError as error:
+            self._on_refused(shown, str(error))
+        else:
+            self._on_found(shown, sorted({call.name for call in taken.values()}))
+
+    def _probe_engine(self, path: Path, shown: str) -> None:
         offsets = symbol_offsets(path, {name for mark in SYMBOL_MARKS for name in mark.symbols})
         found = [m for m in SYMBOL_MARKS if any(name in offsets for name in m.symbols)]
         if not found:
             return
+        places = [(offsets[n], mark.cookie) for mark in found for n in mark.symbols if n in offsets]
         try:
-            for mark in found:
-                self._probe_mark(path, mark, offsets)
+            self._attach(str(path), places)
         except BpfError as error:
             self._on_refused(shown, str(error))
         else:
+            self.attached += len(places)
             self._on_found(shown, [mark.name for mark in found])
-
-    def _probe_mark(self, path: Path, mark: SymbolMark, offsets: dict[str, int]) -> None:
-        for name in mark.symbols:
-            if name in offsets:
-                self._attach(str(path), offsets[name], mark.cookie, False)
-                self._attach(str(path), offsets[name], mark.cookie, True)
-                self.attached += 1

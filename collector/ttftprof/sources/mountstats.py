@@ -67,6 +67,15 @@ class MountStats:
     transports: tuple[Counters, ...] = ()
     operations: Mapping[str, Counters] = field(default_factory=dict)
 
+    @property
+    def read_calls(self) -> Counters:
+        """Counters of the calls that read data: READ, and READ_PLUS, which NFSv4.2 may use."""
+        found: dict[str, int] = {}
+        for name in ("READ", "READ_PLUS"):
+            for counter, value in self.operations.get(name, {}).items():
+                found[counter] = found.get(counter, 0) + value
+        return found
+
     def as_fact(self) -> dict[str, Any]:
         return {
             "mount": self.point,

@@ -72,7 +72,8 @@ def main(reader: str, results: Path) -> None:
     (TRACING / "trace_clock").write_text("mono")
     (TRACING / "buffer_size_kb").write_text("4096")
     traced(True)
-    record(results, "steps", "--", reader, "steps", str(results), *STEPS)
+    own_root = f"9p-mmap,{Path(reader).with_name('9p.gguf')},mmap,128"
+    record(results, "steps", "--", reader, "steps", str(results), *STEPS, own_root)
     traced(False)
     (results / "trace").write_text((TRACING / "trace").read_text())
 

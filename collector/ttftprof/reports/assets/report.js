@@ -15,7 +15,7 @@
     first_decode: "the first token is made and sent",
     unexplained: "nothing observed says what this was",
   };
-  const CALL_COLOURS = ["launch", "first_decode", "prefill", "init", "evict", "load", "queue"];
+  const CALL_COLOURS = ["call_a", "call_b", "call_c"];
   const DARK_INK = new Set(["evict", "launch", "init", "ready_gap", "queue", "load", "prefill"]);
   const MAX_ROWS = 16;
   const PIXEL_LIMIT = 16000;
@@ -129,7 +129,7 @@
   let colours = {};
   function readColours() {
     const style = getComputedStyle(ROOT);
-    const names = [...DATA.phases, ...DATA.activities, "card", "line", "soft", "text", "dim", "accent", "curve", "grid", "pick", "heat"];
+    const names = [...DATA.phases, ...DATA.activities, "card", "line", "soft", "text", "dim", "accent", "curve", "grid", "pick", "heat", ...CALL_COLOURS];
     colours = Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
   }
 
@@ -322,15 +322,15 @@
       };
       section("Requests", this.requestLanes());
       section("Storage", [
-        ...this.curves((s) => s.name === "storage_bytes", () => "all files"),
+        ...this.curves((s) => s.name === "storage_bytes", () => "from storage"),
         ...this.curves((s) => s.name === "mount_bytes", (s) => `on ${s.path}`),
         ...this.curves((s) => s.name === "file_bytes", (s) => fileName(s.path)),
-        ...this.rec.sizes.map((sizes) => ({ kind: "sizes", label: `sizes ${fileName(sizes.path)}`, title: sizes.path, sizes, height: Math.max(26, 7 * sizes.classes.length) })),
+        ...this.rec.sizes.map((sizes) => ({ kind: "sizes", label: `${fileName(sizes.path)} sizes`, title: sizes.path, sizes, height: Math.max(30, 9 * sizes.classes.length) })),
       ]);
       section("Memory", [
         ...this.curves((s) => s.name === "major_faults", () => "major faults"),
         ...this.curves((s) => s.name === "minor_faults", () => "minor faults"),
-        ...this.curves((s) => s.name === "cached_bytes", (s) => `cached ${fileName(s.path || "")}`),
+        ...this.curves((s) => s.name === "cached_bytes", (s) => `${fileName(s.path || "")} cached`),
       ]);
       section("GPU", this.curves((s) => s.name.startsWith("gpu"), (s) => s.name.replace(/^gpu_?/, "").replaceAll("_", " ") || s.name));
       section("Other", this.curves((s) => !/^(storage_bytes|mount_bytes|file_bytes|major_faults|minor_faults|cached_bytes|gpu.*)$/.test(s.name), (s) => s.name.replaceAll("_", " ")));
@@ -511,7 +511,7 @@
       } else if (lane.kind === "thread") paintSpans(ctx, lane.spans, view, y + 2, height - 5, activity);
       else if (lane.kind === "calls") this.paintCalls(ctx, view, lane);
       else if (lane.kind === "process") this.paintProcess(ctx, view, lane);
-      else if (lane.kind === "sizes") paintSizes(ctx, lane.sizes, view, y + 2, height - 5);
+      else if (lane.kind === "sizes") this.paintSizesLane(ctx, view, lane);
       else if (lane.kind === "ticks") this.paintTicks(ctx, view, lane);
       else if (lane.kind === "curve") this.paintCurveLane(ctx, view, lane);
     }
@@ -520,12 +520,19 @@
       const { series, y, height } = lane;
       const total = isTotal(series.name);
       const faults = /faults$/.test(series.name);
-      const colour = /_bytes$/.test(series.name) && total ? colours.load : faults ? colours.fault : /^cached/.test(series.name) ? colours.cpu : colours.curve;
+      const colour = /_bytes$/.test(series.name) && total ? colours.load : faults ? colours.fault : colours.curve;
       const full = total ? 0 : series.v.reduce((a, b) => Math.max(a, b), 0);
       const peak = paintCurve(ctx, series, view, y + 3, height - 5, colour, full);
       const unit = (value) => (faults ? scaled(value, COUNTS, 3).trim() : series.unit === "bytes" ? size(value) : `${scaled(value, COUNTS, 3).trim()} ${series.unit}`);
       lane.unit = (value) => unit(value) + (total ? "/s" : "");
       const text = peak ? `${total ? "peak " : "max "}${lane.unit(peak)}` : "none";
+      if (lane.reading.textContent !== text) lane.reading.textContent = text;
+    }
+
+    paintSizesLane(ctx, view, lane) {
+      paintSizes(ctx, lane.sizes, view, lane.y + 2, lane.height - 5);
+      const { classes } = lane.sizes;
+      const text = classes.length > 1 ? `${block(classes[0])} to ${block(classes[classes.length - 1])}` : block(classes[0]);
       if (lane.reading.textContent !== text) lane.reading.textContent = text;
     }
 
@@ -582,7 +589,7 @@
         const name = process.call_names[spans.code[i]];
         const left = Math.max(view.x(spans.start[i]), 0), room = Math.min(view.x(spans.end[i]), view.width) - left - 8;
         if (room > 20 && ctx.measureText(name).width < room) {
-          ctx.fillStyle = DARK_INK.has(CALL_COLOURS[spans.code[i] % CALL_COLOURS.length]) ? "#14161a" : "#ffffff";
+          ctx.fillStyle = colours.text;
           ctx.fillText(name, left + 4, y + height / 2);
         }
       }
@@ -603,18 +610,15 @@
 
     paintTicks(ctx, view, lane) {
       ctx.font = "11px system-ui, sans-serif";
-      let free = -1;
-      lane.ticks.forEach(([ns, text]) => {
+      lane.ticks.forEach(([ns, text], i) => {
         const x = view.x(ns);
         if (x < -200 || x > view.width) return;
         ctx.fillStyle = colours.text;
         ctx.fillRect(x, lane.y + 3, 1.5, lane.height - 6);
         const word = text.split(/[:,]/)[0];
-        if (x > free) {
-          ctx.fillStyle = colours.dim;
-          ctx.fillText(word, x + 4, lane.y + lane.height / 2);
-          free = x + 10 + ctx.measureText(word).width;
-        }
+        const room = (i + 1 < lane.ticks.length ? view.x(lane.ticks[i + 1][0]) : Infinity) - x;
+        ctx.fillStyle = colours.dim;
+        if (ctx.measureText(word).width + 8 < room) ctx.fillText(word, x + 4, lane.y + lane.height / 2);
       });
     }
 

@@ -1,0 +1,92 @@
+"""Where a report goes: to a terminal of some width, into a pipe, or to a file.
+
+A file is written whole or not at all: it takes its name once it is complete.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+import click
+
+from ttftprof.errors import OutputError, UsageError
+
+_MIN_WIDTH, _MAX_WIDTH, _PIPED_WIDTH = 60, 200, 100
+
+WIDTH = click.option(
+    "--width",
+    type=int,
+    metavar="COLUMNS",
+    help="At least 60 (default: the terminal's, 100 into a pipe).",
+)
+COLOR = click.option(
+    "--color",
+    type=click.Choice(["auto", "always", "never"]),
+    default="auto",
+    show_default=True,
+    help="auto: only on a terminal, and not if NO_COLOR is set.",
+)
+
+
+def checked_width(width: int | None) -> None:
+    """Raises `UsageError` for a width that no report is laid out for."""
+    if width is not None and not _MIN_WIDTH <= width <= _MAX_WIDTH:
+        raise UsageError(
+            f"--width {width} is not between {_MIN_WIDTH} and {_MAX_WIDTH}",
+            "leave --width out to use the terminal's",
+        )
+
+
+def width_of(out: TextIO) -> int:
+    if not out.isatty():
+        return _PIPED_WIDTH
+    return min(max(shutil.get_terminal_size().columns, _MIN_WIDTH), _MAX_WIDTH)
+
+
+def has_colour(choice: str, out: TextIO) -> bool:
+    if choice != "auto":
+        return choice == "always"
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return out.isatty() and not plain
+
+
+def printable(out: TextIO) -> TextIO:
+    """Standard output that shows `?` for what its encoding lacks, instead of failing."""
+    reconfigure = getattr(out, "reconfigure", None)
+    if reconfigure:
+        reconfigure(errors="replace")
+    return out
+
+
+@contextmanager
+def text_file(path: Path) -> Iterator[TextIO]:
+    """A text file that takes its name once it is complete. Raises `OutputError`."""
+    with _replaced(path) as partial, partial.open("w", encoding="utf-8", newline="\n") as out:
+        yield out
+
+
+@contextmanager
+def binary_file(path: Path) -> Iterator[BinaryIO]:
+    """As `text_file`, for bytes."""
+    with _replaced(path) as partial, partial.open("wb") as out:
+        yield out
+
+
+@contextmanager
+def _replaced(path: Path) -> Iterator[Path]:
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield partial
+        partial.replace(path)
+    except OSError as error:
+        raise OutputError(
+            f"{path} cannot be written: {error.strerror or error}",
+            "choose a folder that exists, is writable and has room",
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)

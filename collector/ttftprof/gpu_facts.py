@@ -1,0 +1,175 @@
+"""What a recording holds of GPUs: devices, samples, driver calls, kernel caches, device files.
+
+Pure, and part of the timeline: it pairs and orders, and concludes nothing. Times are
+CLOCK_MONOTONIC nanoseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ttftprof.engines import driver_calls as known
+from ttftprof.engines.driver_calls import DRIVER_CALLS, FIRST_ROW
+from ttftprof.engines.kernel_caches import is_compiler
+from ttftprof.events import Kind, Records
+from ttftprof.gpu_rows import Valid
+from ttftprof.recording import Reader
+
+_IMPOSSIBLE_NS = 1 << 62
+STILL_THERE = int(np.iinfo(np.int64).max)
+
+
+@dataclass(frozen=True, slots=True)
+class DriverSpan:
+    """One call into a GPU driver. `end_ns` is STILL_THERE if it had not returned at the end.
+
+    `size_bytes`: what it was asked to copy or allocate; `second`: see `engines.driver_calls`;
+    `result`: 0 for success.
+    """
+
+    name: str
+    group: str
+    tid: int
+    start_ns: int
+    end_ns: int
+    size_bytes: int
+    second: int
+    result: int | None
+
+    @property
+    def to_device(self) -> bool:
+        """Whether it copies from the host to the device for certain."""
+        if self.group != known.COPY:
+            return False
+        return (
+            not self.name.startswith("hipMemcpy")
+            or "HtoD" in self.name
+            or (self.second == known.HOST_TO_DEVICE)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOpen:
+    """A file of a kernel cache was opened: to be written (a miss), or only read."""
+
+    ns: int
+    tgid: int
+    cache: str
+    write: bool
+    missing: bool
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A compiler was executed in this process."""
+
+    ns: int
+    tgid: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """All of one recording. Samples and calls are ordered by stamp; `devices` by the number that
+    the samples carry; `calls` by tgid."""
+
+    devices: Mapping[int, Mapping[str, Any]]
+    samples: Records
+    process_samples: Records
+    calls: Mapping[int, Sequence[DriverSpan]]
+    cache_opens: Sequence[CacheOpen]
+    compilers: Sequence[Compiler]
+    device_files: Records  # EVENT_DEVICE
+
+    def of_device(self, device: int, valid: Valid) -> Records:
+        """The samples of one device in which these fields were looked at."""
+        rows = self.samples
+        bits = np.uint16(valid)
+        found: Records = rows[(rows["device"] == device) & ((rows["valid"] & bits) == bits)]
+        return found
+
+    def copies(self, tgid: int) -> list[DriverSpan]:
+        """Host-to-device copies of one process."""
+        return [call for call in self.calls.get(tgid, ()) if call.to_device]
+
+
+def read(reader: Reader, by_kind: Mapping[Kind, Records]) -> GpuFacts:
+    """Raises `ValueError`, `TypeError` or `LookupError` for facts that make no sense."""
+    calls: dict[int, list[DriverSpan]] = {}
+    for tgid, span in _spans(by_kind):
+        calls.setdefault(tgid, []).append(span)
+    executed = [(ns, int(f["tgid"]), str(f.get("path") or "")) for ns, f in reader.facts("exec")]
+    return GpuFacts(
+        devices={int(fact["index"]): fact for _, fact in reader.facts("gpu")},
+        samples=_ordered(reader.stream("gpu")),
+        process_samples=_ordered(reader.stream("gpu_processes")),
+        calls={tgid: sorted(own, key=lambda c: c.start_ns) for tgid, own in calls.items()},
+        cache_opens=tuple(_cache_opens(reader)),
+        compilers=tuple(Compiler(*one) for one in executed if is_compiler(one[2])),
+        device_files=by_kind[Kind.DEVICE],
+    )
+
+
+def engine_marks(by_kind: Mapping[Kind, Records]) -> Records:
+    """Enters and exits of marks that are no driver calls, ordered by stamp."""
+    both = _marks(by_kind)
+    return both[both["flags"] < FIRST_ROW]
+
+
+def _marks(by_kind: Mapping[Kind, Records]) -> Records:
+    both = np.concatenate([by_kind[Kind.MARK_ENTER], by_kind[Kind.MARK_EXIT]])
+    ordered: Records = both[np.argsort(both["start_ns"], kind="stable")]
+    return ordered
+
+
+def _spans(by_kind: Mapping[Kind, Records]) -> Iterator[tuple[int, DriverSpan]]:
+    """(tgid, span). Pairs enters with exits by thread and row. A variant that calls another is one
+    call, the inner; an enter whose exit was lost is told only if it was the thread's last."""
+    both = _marks(by_kind)
+    under_way: dict[tuple[int, int, int], Any] = {}
+    for event in both[both["flags"] >= FIRST_ROW]:
+        key = (int(event["tgid"]), int(event["tid"]), int(event["flags"]))
+        if int(event["kind"]) == Kind.MARK_ENTER:
+            under_way[key] = event
+        elif key in under_way:
+            yield key[0], _span(under_way.pop(key), event)
+    for key, enter in under_way.items():
+        yield key[0], _span(enter, None)
+
+
+def _span(enter: Any, leave: Any) -> DriverSpan:
+    row = int(enter["flags"])
+    call = DRIVER_CALLS.get(row)
+    return DriverSpan(
+        name=call.name if call else f"driver call {row}",
+        group=call.group if call else "",
+        tid=int(enter["tid"]),
+        start_ns=int(enter["start_ns"]),
+        end_ns=STILL_THERE if leave is None else int(leave["start_ns"]),
+        size_bytes=int(enter["a"]),
+        second=int(enter["b"]),
+        result=None if leave is None else int(leave["a"]) & 0xFFFF_FFFF,
+    )
+
+
+def _ordered(rows: Records) -> Records:
+    rows = rows[rows["ns"] < _IMPOSSIBLE_NS]
+    ordered: Records = rows[np.argsort(rows["ns"], kind="stable")]
+    return ordered
+
+
+def _cache_opens(reader: Reader) -> Iterator[CacheOpen]:
+    for ns, fact in reader.facts("cache_open"):
+        yield CacheOpen(
+            ns=ns,
+            tgid=int(fact["tgid"]),
+            cache=str(fact.get("cache") or ""),
+            write=bool(fact.get("write")),
+            missing=bool(fact.get("missing")),
+            size_bytes=int(fact.get("size_bytes") or 0),
+        )

@@ -1,0 +1,274 @@
+"""What a phase was spent on, where calls and files tell: context, compiling, copying and so on.
+
+Pure. A part is the hull of its intervals with the time spent inside; parts may overlap (two
+threads) and leave gaps, so they divide no phase. `storage`, `fault`, `copy` and `transfer` are the
+load's activities, as `activities` divides them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ttftprof.engines import driver_calls as known
+from ttftprof.events import DeviceFlag, Kind
+from ttftprof.gpu_facts import DriverSpan
+from ttftprof.model import Activity, Evidence, Part, Phase
+from ttftprof.timeline import FOREVER, Ints, Timeline
+
+Span = tuple[int, int]
+_LOAD_PARTS = {
+    "storage_wait": "storage",
+    "fault": "fault",
+    "cpu": "copy",
+    "transfer": "transfer",
+}
+_TOKENIZER_NAMES = ("tokenizer", "vocab.", "merges.txt", "spiece.model")
+
+
+def with_parts(
+    timeline: Timeline,
+    phases: Sequence[Phase],
+    critical: Sequence[int],
+    activities: Sequence[Activity],
+) -> tuple[Phase, ...]:
+    """The phases with their parts; `critical` names the process that each phase hangs on."""
+    return tuple(
+        replace(phase, parts=tuple(_parts(timeline, phase, tgid, activities)))
+        for phase, tgid in zip(phases, critical, strict=True)
+    )
+
+
+def _parts(
+    timeline: Timeline, phase: Phase, tgid: int, activities: Sequence[Activity]
+) -> Iterator[Part]:
+    window = phase.start_ns, phase.end_ns
+    calls = [
+        call
+        for call in timeline.gpu.calls.get(tgid, ())
+        if call.start_ns < phase.end_ns and call.end_ns > phase.start_ns
+    ]
+    found = [
+        _context(timeline, tgid, calls, window),
+        _compile(timeline, calls, window),
+        _capture(timeline, tgid, calls, window),
+        _allocation("kv_alloc" if phase.phase == "init" else "alloc", calls, window),
+    ]
+    if phase.phase == "init":
+        found += [_tokenizer(timeline, tgid, window), _warmup(timeline, tgid, window)]
+    if phase.phase == "load":
+        found += list(_load(timeline, tgid, activities, window))
+    yield from (part for part in found if part is not None)
+
+
+# -- intervals ------------------------------------------------------------------------------------
+
+
+def union(spans: Iterable[Span], window: Span) -> list[Span]:
+    """The spans cut to the window, overlapping ones joined, in order."""
+    out: list[Span] = []
+    for begin, end in sorted((max(b, window[0]), min(e, window[1])) for b, e in spans):
+        if end <= begin:
+            continue
+        if out and begin <= out[-1][1]:
+            out[-1] = out[-1][0], max(out[-1][1], end)
+        else:
+            out.append((begin, end))
+    return out
+
+
+def length(spans: Iterable[Span]) -> int:
+    return sum(end - begin for begin, end in spans)
+
+
+def common_ns(one: Sequence[Span], other: Sequence[Span]) -> int:
+    """How long both go on; each without overlaps and in order, as `union` gives them."""
+    total, at = 0, 0
+    for begin, end in one:
+        while at < len(other) and other[at][1] <= begin:
+            at += 1
+        number = at
+        while number < len(other) and other[number][0] < end:
+            total += min(end, other[number][1]) - max(begin, other[number][0])
+            number += 1
+    return total
+
+
+def part_of(
+    name: str, spans: Iterable[Span], window: Span, basis: str, *evidence: Evidence
+) -> Part | None:
+    """A part of these intervals; None if nothing of them lies in the window."""
+    inside = union(spans, window)
+    if not inside:
+        return None
+    return Part(name, inside[0][0], inside[-1][1], length(inside), basis, evidence)
+
+
+def _spans(calls: Iterable[DriverSpan]) -> list[Span]:
+    return [(call.start_ns, call.end_ns) for call in calls]
+
+
+def _called(calls: Sequence[DriverSpan]) -> Evidence:
+    names = ", ".join(dict.fromkeys(call.name for call in calls))
+    return Evidence("driver", names, len(calls), "calls")
+
+
+# -- of a start-up --------------------------------------------------------------------------------
+
+
+def _context(
+    timeline: Timeline, tgid: int, calls: Sequence[DriverSpan], window: Span
+) -> Part | None:
+    made = [call for call in calls if call.group == known.CONTEXT]
+    if made:
+        return part_of("context", _spans(made), window, "observed", _called(made))
+    if timeline.gpu.calls.get(tgid):
+        return None
+    return _context_by_files(timeline, tgid, window)
+
+
+def _context_by_files(timeline: Timeline, tgid: int, window: Span) -> Part | None:
+    """Without symbols: slow requests to a device whose file the process opened just before."""
+    events = timeline.gpu.device_files
+    own = events[(events["tgid"] == tgid)]
+    opened = own[(own["flags"] & DeviceFlag.IOCTL) == 0]
+    opened = opened[opened["b"].astype(np.int64) >= 0]
+    if not len(opened):
+        return None
+    slow = own[(own["flags"] & DeviceFlag.IOCTL) != 0]
+    slow = slow[np.isin(slow["dev"] >> 20, np.unique(opened["dev"] >> 20))]
+    begins = slow["start_ns"].astype(np.int64)
+    spans = zip(
+        begins.tolist(), (begins + slow["duration_ns"].astype(np.int64)).tolist(), strict=True
+    )
+    evidence = Evidence("files", "slow requests to the device", len(slow), "ioctls")
+    return part_of("context", spans, window, "inferred", evidence)
+
+
+def _compile(timeline: Timeline, calls: Sequence[DriverSpan], window: Span) -> Part | None:
+    """Modules loaded (and compiled, if they hold no code for this device), and compilers run."""
+    loads = [call for call in calls if call.group == known.COMPILE]
+    evidence = [_called(loads)] if loads else []
+    children: list[Span] = []
+    names: list[str] = []
+    for compiler in timeline.gpu.compilers:
+        life = timeline.process_at(compiler.tgid, compiler.ns)
+        if compiler.ns < window[1] and (life is None or life.gone_ns > window[0]):
+            gone_ns = min(life.gone_ns, timeline.end_ns) if life else compiler.ns
+            children.append((compiler.ns, gone_ns))
+            names.append(compiler.path.rsplit("/", 1)[-1])
+    if children:
+        what = ", ".join(dict.fromkeys(names))
+        evidence.append(Evidence("process", f"compilers run: {what}", len(children), "processes"))
+    evidence += cache_evidence(timeline, window)
+    return part_of("compile", [*_spans(loads), *children], window, "observed", *evidence)
+
+
+def cache_evidence(timeline: Timeline, window: Span) -> Iterator[Evidence]:
+    """For each kernel cache, whether what was wanted was in it. A name that is written was not."""
+    opens = [c for c in timeline.gpu.cache_opens if window[0] <= c.ns < window[1]]
+    for cache in dict.fromkeys(c.cache for c in opens):
+        own = [c for c in opens if c.cache == cache]
+        written = sum(1 for c in own if c.write)
+        read = sum(1 for c in own if not c.write and not c.missing)
+        if written:
+            yield Evidence("files", f"{cache} missed: files written", written, "files")
+        if read:
+            yield Evidence("files", f"{cache} hit: files read", read, "files")
+
+
+def _capture(
+    timeline: Timeline, tgid: int, calls: Sequence[DriverSpan], window: Span
+) -> Part | None:
+    """From the begin of each capture to its end in the same thread, and making graphs of them."""
+    spans = _spans(call for call in calls if call.group == known.INSTANTIATE)
+    begun: dict[int, int] = {}
+    for call in timeline.gpu.calls.get(tgid, ()):
+        if call.group == known.CAPTURE:
+            begun[call.tid] = call.start_ns
+        elif call.group == known.CAPTURED and call.tid in begun:
+            spans.append((begun.pop(call.tid), call.end_ns))
+    groups = (known.CAPTURE, known.CAPTURED, known.INSTANTIATE)
+    evidence = _called([call for call in calls if call.group in groups])
+    return part_of("graph_capture", spans, window, "observed", evidence)
+
+
+def _allocation(name: str, calls: Sequence[DriverSpan], window: Span) -> Part | None:
+    made = [call for call in calls if call.group in (known.ALLOC, known.MAP, known.PIN)]
+    given = sum(c.size_bytes for c in made if c.group != known.MAP and not c.result)
+    refused = sum(1 for c in made if c.result == known.OUT_OF_MEMORY)
+    evidence = [_called(made), Evidence("driver", "memory given", given, "bytes")]
+    if refused:
+        evidence.append(Evidence("driver", "refused: out of memory", refused, "calls"))
+    return part_of(name, _spans(made), window, "observed", *evidence)
+
+
+def _tokenizer(timeline: Timeline, tgid: int, window: Span) -> Part | None:
+    """From the opening of its files to the last read of them."""
+    keys = [
+        key
+        for key, file in timeline.files.items()
+        if any(name in file.path.rsplit("/", 1)[-1] for name in _TOKENIZER_NAMES)
+    ]
+    spans = []
+    for dev, ino in keys:
+        stamps: list[int] = []
+        for kind in (Kind.OPEN, Kind.READ, Kind.MMAP):
+            events = timeline.of_kind(kind)
+            own = events[(events["tgid"] == tgid) & (events["dev"] == dev)]
+            own = own[own["ino"] == ino]
+            stamps += own["start_ns"].tolist()
+            stamps += (own["start_ns"] + own["duration_ns"]).tolist()
+        if stamps:
+            spans.append((int(min(stamps)), int(max(stamps))))
+    evidence = Evidence("files", "its files were read", len(spans), "files")
+    return part_of("tokenizer", spans, window, "inferred", evidence)
+
+
+def _warmup(timeline: Timeline, tgid: int, window: Span) -> Part | None:
+    runs = [c for name in ("decode", "encode") for c in timeline.calls_of(tgid, name)]
+    inside = [c for c in runs if c.start_ns >= window[0] and c.end_ns <= window[1]]
+    evidence = Evidence("call", "runs before it could serve", len(inside), "calls")
+    spans = [(c.start_ns, c.end_ns) for c in inside]
+    return part_of("warmup", spans, window, "observed", evidence)
+
+
+# -- of a load ------------------------------------------------------------------------------------
+
+
+def _load(
+    timeline: Timeline, tgid: int, activities: Sequence[Activity], window: Span
+) -> Iterator[Part | None]:
+    for activity, name in _LOAD_PARTS.items():
+        spans = [(a.start_ns, a.end_ns) for a in activities if a.activity == activity]
+        evidence = transfer_evidence(timeline, tgid, window) if name == "transfer" else ()
+        yield part_of(name, spans, window, "observed", *evidence)
+
+
+def transfer_evidence(timeline: Timeline, tgid: int, window: Span) -> list[Evidence]:
+    """How much was copied, and how long storage was read meanwhile."""
+    copies = timeline.gpu.copies(tgid)
+    inside = [c for c in copies if c.start_ns >= window[0] and c.end_ns <= window[1]]
+    size = sum(c.size_bytes for c in inside)
+    both = common_ns(union(_spans(copies), window), union(_storage(timeline, window), window))
+    return [
+        Evidence("driver", "copied to the device", size, "bytes"),
+        Evidence("driver", "storage was read while copying", both, "ns"),
+    ]
+
+
+def _storage(timeline: Timeline, window: Span) -> Iterator[Span]:
+    """When storage worked for the target."""
+    for kind in (Kind.BLOCK, Kind.REMOTE):
+        events = timeline.of_kind(kind)
+        begins: Ints = events["start_ns"].astype(np.int64)
+        ends: Ints = begins + events["duration_ns"].astype(np.int64)
+        inside = (begins < window[1]) & (ends > window[0])
+        yield from zip(begins[inside].tolist(), ends[inside].tolist(), strict=True)
+
+
+def copy_spans(timeline: Timeline, tgid: int, window: Span) -> list[Span]:
+    """When a copy to the device was under way."""
+    return union(_spans(c for c in timeline.gpu.copies(tgid) if c.end_ns != FOREVER), window)

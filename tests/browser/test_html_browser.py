@@ -1,0 +1,393 @@
+"""The HTML page in a real browser: it opens, every hand finds its way, and nothing complains."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.options import Options
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+
+from ttftprof.model import Activity, Report
+from ttftprof.reports import html, scale
+from ttftprof.reports import json as json_report
+from ttftprof.tracks import tracks_of
+from unit import report_samples as samples
+from unit.recordings import router_switch
+from unit.synthetic import START_NS, busy_timeline
+
+pytestmark = pytest.mark.browser
+
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--window-size=1280,1400",
+)
+
+
+class Browser:
+    """Chromium on one page at a time."""
+
+    def __init__(self, driver: webdriver.Chrome, folder: Path) -> None:
+        self.driver, self._folder = driver, folder
+        self._number = 0
+
+    def open(self, *reports: Report) -> None:
+        self._number += 1
+        path = self._folder / f"page{self._number}.html"
+        with path.open("w", encoding="utf-8") as out:
+            html.write(reports, out)
+        self.driver.get(path.as_uri())
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.driver.execute_script(script, *arguments)
+
+    def one(self, selector: str) -> WebElement:
+        return self.driver.find_element(By.CSS_SELECTOR, selector)
+
+    def all(self, selector: str) -> list[WebElement]:
+        return self.driver.find_elements(By.CSS_SELECTOR, selector)
+
+    @property
+    def canvas(self) -> WebElement:
+        return self.one(".lanes canvas")
+
+    def view(self) -> tuple[float, float]:
+        start, end = self.one(".timeline").get_attribute("data-view").split(",")  # type: ignore[union-attr]
+        return float(start), float(end)
+
+    def painted(self) -> None:
+        """Waits for the frame that shows the last change."""
+        self.driver.execute_async_script(
+            "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(done))"
+        )
+
+    def at(self, ns: float, lane: str) -> ActionChains:
+        """The pointer on a lane (by its label) at a time from the recording's start."""
+        self.run("arguments[0].scrollIntoView({block: 'center'})", self.canvas)
+        x, y = self.run(
+            "const [ns, name, canvas] = arguments;"
+            "const [from, to] = canvas.closest('.timeline').dataset.view.split(',').map(Number);"
+            "let y = 0;"
+            "for (const row of document.querySelectorAll('.gutter .lane')) {"
+            "  if (row.firstChild.textContent === name) { y += row.offsetHeight / 2; break; }"
+            "  y += row.offsetHeight;"
+            "}"
+            "const x = (ns - from) / (to - from) * canvas.clientWidth;"
+            "return [x - canvas.clientWidth / 2, y - canvas.clientHeight / 2];",
+            ns,
+            lane,
+            self.canvas,
+        )
+        chain = ActionChains(self.driver)
+        return chain.move_to_element_with_offset(self.canvas, round(x), round(y))
+
+    def press(self, *keys: str) -> None:
+        self.run("arguments[0].focus()", self.canvas)
+        ActionChains(self.driver).send_keys(*keys).perform()
+        self.painted()
+
+    def wheel(self, delta: int, shift: bool = False) -> bool:
+        """Turns the wheel in the middle; whether the page left it to the timeline."""
+        taken: bool = self.run(
+            "const [canvas, deltaY, shiftKey] = arguments;"
+            "const box = canvas.getBoundingClientRect();"
+            "return !canvas.dispatchEvent(new WheelEvent('wheel', {deltaY, shiftKey, bubbles: true,"
+            " cancelable: true, clientX: box.x + box.width / 2, clientY: box.y + 10}))",
+            self.canvas,
+            delta,
+            shift,
+        )
+        self.painted()
+        return taken
+
+    def unfold(self) -> None:
+        """Opens the threads of every process."""
+        self.run(
+            "let button; while ((button = document.querySelector("
+            "\".lane button[aria-expanded='false']\"))) button.click();"
+        )
+
+    def complaints(self) -> list[str]:
+        return [entry["message"] for entry in self.driver.get_log("browser")]  # type: ignore[no-untyped-call]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    folder = tmp_path_factory.mktemp("browser")
+    options = Options()
+    options.binary_location = "/usr/bin/chromium"
+    for flag in (*FLAGS, f"--user-data-dir={folder / 'profile'}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service("/usr/bin/chromedriver"))
+    yield Browser(driver, folder)
+    driver.quit()
+
+
+def _million() -> Report:
+    """100 threads that wait 10,000 times each, and a request of 200,000 activities."""
+    timeline = busy_timeline(threads=100, waits=10_000)
+    cold = samples.cold()
+    request = cold.requests[0]
+    moved = START_NS - request.start_ns
+    phases = tuple(
+        replace(p, start_ns=p.start_ns + moved, end_ns=p.end_ns + moved) for p in request.phases
+    )
+    step = (phases[-1].end_ns - START_NS) // 200_000
+    names = ("storage_wait", "cpu")
+    activities = tuple(
+        Activity(names[i % 2], START_NS + i * step, START_NS + (i + 1) * step)
+        for i in range(200_000)
+    )
+    request = replace(
+        request,
+        start_ns=START_NS,
+        first_token_ns=phases[-1].end_ns,
+        phases=phases,
+        activities=activities,
+    )
+    return replace(
+        cold,
+        requests=(request,),
+        series=(),
+        start_ns=START_NS,
+        end_ns=timeline.end_ns,
+        tracks=tracks_of(timeline),
+    )
+
+
+EVERY_KIND: list[Callable[[], Report]] = [
+    samples.cold,
+    samples.warm,
+    samples.empty,
+    samples.incomplete,
+    samples.instant,
+    samples.many,
+    lambda: router_switch().report(),
+    _million,
+]
+
+
+@pytest.mark.parametrize("made", EVERY_KIND, ids=range(len(EVERY_KIND)))
+def test_every_kind_opens_and_can_be_moved_without_complaint(
+    browser: Browser, made: Callable[[], Report]
+) -> None:
+    browser.open(made())
+    assert browser.run("return document.documentElement.dataset.ready") is not None
+    assert browser.run("return document.documentElement.scrollWidth <= window.innerWidth")
+    browser.press("+", "+", Keys.ARROW_RIGHT, Keys.ARROW_DOWN, Keys.ENTER, "s", "0", "f", "-")
+    browser.wheel(-200)
+    browser.unfold()
+    assert browser.complaints() == []
+
+
+def test_a_million_events_open_in_two_seconds_and_pan_smoothly(browser: Browser) -> None:
+    report = _million()
+    browser.open(report)
+    assert float(browser.run("return document.documentElement.dataset.ready")) < 2_000
+    browser.unfold()
+    painted = []
+    for key in [Keys.ARROW_RIGHT] * 5 + ["0"] + [Keys.ARROW_LEFT] * 5:
+        browser.press(key)
+        painted.append(float(browser.one(".timeline").get_attribute("data-paint-ms") or 1e9))
+    assert sorted(painted)[len(painted) // 2] < 50
+
+
+def test_text_equals_the_json_reports_numbers(browser: Browser) -> None:
+    report = samples.cold()
+    browser.open(report)
+    request = json_report.as_json(report)["requests"][0]
+    assert browser.one(".big .value").text == scale.duration(request["ttft_ns"])
+    rows = browser.all("table.phases tbody tr")
+    for row, phase in zip(rows, request["phases"], strict=True):
+        cells = row.find_elements(By.CSS_SELECTOR, "th, td")
+        assert cells[0].text == phase["phase"]
+        assert cells[2].text == scale.duration(phase["end_ns"] - phase["start_ns"])
+        assert cells[4].text == phase["basis"]
+    whole = float(browser.one("table.matrix .whole").text)
+    assert round(whole * 1e6) == pytest.approx(request["ttft_ns"], abs=500)
+
+
+def test_wheel_drag_and_keys_move_the_view(browser: Browser) -> None:
+    browser.open(samples.cold())
+    start, end = browser.view()
+    assert browser.wheel(-120)
+    near = browser.view()
+    assert near[1] - near[0] < end - start
+    assert browser.wheel(120, shift=True)
+    assert browser.view()[0] > near[0]
+    browser.press("f")
+    assert browser.view() == (start, end)
+    browser.at((start + end) / 2, "activities").click_and_hold().move_by_offset(
+        -200, 0
+    ).release().perform()
+    assert browser.view()[0] > start
+    browser.press("0")
+    assert not browser.wheel(120), "the page scrolls where there is nothing left to zoom out of"
+    whole = browser.view()
+    browser.press("+", Keys.ARROW_RIGHT)
+    assert whole[0] < browser.view()[0] < browser.view()[1] < whole[1]
+
+
+def _middle(report: Report, phase: str) -> float:
+    request = report.requests[0]
+    found = next(p for p in request.phases if p.phase == phase)
+    return (found.start_ns + found.end_ns) / 2 - report.start_ns
+
+
+def test_hover_shows_and_click_explains_a_phase(browser: Browser) -> None:
+    report = samples.cold()
+    browser.open(report)
+    browser.at(_middle(report, "init"), "request 1").perform()
+    tip = browser.one(".tip")
+    assert "init · request 1" in tip.text
+    assert "inferred, sockets: the rule for init" in tip.text
+    assert "118.4 ms" in tip.text
+    browser.at(_middle(report, "load"), "request 1").click().perform()
+    detail = browser.one(".detail")
+    assert "load of request 1: 812.0 ms" in detail.text
+    request = json_report.as_json(report)["requests"][0]
+    spent = request["totals"]["phase_activity"]["load"]
+    told = {
+        row.find_element(By.TAG_NAME, "th").text: int(
+            row.find_element(By.CSS_SELECTOR, "[data-ns]").get_attribute("data-ns") or -1
+        )
+        for row in detail.find_elements(By.CSS_SELECTOR, "table:first-child tbody tr")
+    }
+    assert told == spent
+    assert "from storage" in detail.text
+
+
+def test_a_phase_too_thin_to_see_can_be_hit_and_stepped_to(browser: Browser) -> None:
+    report = samples.instant()
+    browser.open(report)
+    browser.press(*[Keys.ARROW_DOWN] * 12)
+    assert "prefill of request 2: 20.00 µs" in browser.one(".detail").text
+    browser.press(Keys.ENTER)
+    start, end = browser.view()
+    assert end - start < 100_000
+
+
+def test_a_selected_range_is_summed_exactly(browser: Browser) -> None:
+    report = samples.cold()
+    browser.open(report)
+    browser.press("0", "s")
+    request = json_report.as_json(report)["requests"][0]
+    told = {}
+    for row in browser.all(".detail tbody tr"):
+        for cell in row.find_elements(By.CSS_SELECTOR, "[data-ns]"):
+            told[row.find_element(By.TAG_NAME, "th").text] = int(cell.get_attribute("data-ns") or 0)
+    assert told == request["totals"]["phase"] | request["totals"]["activity"]
+    browser.press(Keys.ESCAPE)
+    assert "Click a phase" in browser.one(".detail").text
+    start, end = browser.view()
+    middle = (start + end) / 2
+    chain = browser.at(middle, "activities").key_down(Keys.SHIFT).click_and_hold()
+    chain.move_by_offset(150, 0).release().key_up(Keys.SHIFT).perform()
+    assert "Selected: " in browser.one(".detail").text
+
+
+def test_search_finds_files_phases_and_log_lines(browser: Browser) -> None:
+    browser.open(samples.cold())
+    browser.press("/")
+    search = browser.one(".tools input")
+    assert browser.run("return document.activeElement === arguments[0]", search)
+    search.send_keys("LOAD")
+    assert "2 found" in browser.one(".found").text  # the request, by its cause, and the phase
+    search.send_keys(Keys.ENTER, Keys.ENTER)
+    assert "load of request 1" in browser.one(".detail").text
+    search.clear()
+    search.send_keys("no such thing")
+    assert browser.one(".found").text == "nothing found"
+
+
+@pytest.mark.parametrize("name", samples.HOSTILE_NAMES, ids=range(len(samples.HOSTILE_NAMES)))
+def test_a_hostile_name_does_nothing(browser: Browser, name: str) -> None:
+    browser.open(samples.hostile(name + "<img src=x onerror=document.title='hit'>"))
+    assert browser.run("return document.title").endswith("ttftprof")
+    browser.press(Keys.ARROW_DOWN, "s")
+    assert browser.run("return document.querySelectorAll('img, [onerror]').length") == 0
+    assert browser.run("return document.documentElement.scrollWidth <= window.innerWidth")
+    assert browser.complaints() == []
+
+
+def test_of_many_requests_each_can_be_chosen(browser: Browser) -> None:
+    browser.open(samples.many(500))
+    assert len(browser.all("[data-choose]")) == 500
+    browser.run("document.querySelector('[data-choose=\"0\"]').click()")
+    assert browser.one(".corner").text.startswith("0 s: request 1 begins")
+    shown = browser.run(
+        "return document.querySelectorAll('article[data-subject]:not([hidden])').length"
+    )
+    assert shown == 0, "only the slowest have tables"
+    start, end = browser.view()
+    assert end - start < 3e9
+
+
+def test_several_recordings_have_a_timeline_each(browser: Browser) -> None:
+    browser.open(samples.cold(), samples.reswitch(), samples.warm())
+    assert len(browser.all(".lanes canvas")) == 3
+    assert [e.text for e in browser.all("h1")] == ["cold", "reswitch", "warm"]
+
+
+def test_themes_follow_the_button_and_paper_is_light(browser: Browser) -> None:
+    browser.open(samples.cold())
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    light = browser.run(ground)
+    while browser.one("#theme").text != "theme: dark":
+        browser.one("#theme").click()
+    assert browser.run(ground) != light
+    browser.run("window.dispatchEvent(new Event('beforeprint'))")
+    assert browser.run("return document.documentElement.dataset.theme") == "light"
+    browser.run("window.dispatchEvent(new Event('afterprint'))")
+    assert browser.run("return document.documentElement.dataset.theme") == "dark"
+    while browser.one("#theme").text != "theme: auto":
+        browser.one("#theme").click()
+
+
+def test_a_screen_reader_finds_names_and_tables(browser: Browser) -> None:
+    browser.open(samples.cold())
+    tree = browser.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})
+    named = {
+        (n["role"]["value"], n.get("name", {}).get("value", ""))
+        for n in tree["nodes"]
+        if n.get("role")
+    }
+    roles = {role for role, _ in named}
+    assert {"table", "columnheader", "rowheader", "toolbar", "application"} <= roles
+    assert ("rowheader", "load") in named
+    assert any(role == "application" and "Left and right arrow" in name for role, name in named)
+    unnamed = [role for role, name in named if role in ("button", "searchbox") and not name]
+    assert unnamed == []
+
+
+def test_without_scripts_the_tables_remain(browser: Browser) -> None:
+    browser.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        browser.open(samples.cold())
+        assert browser.one("table.phases").is_displayed()
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+
+
+def test_nothing_is_fetched(browser: Browser) -> None:
+    browser.open(samples.cold())
+    fetched = browser.run("return JSON.stringify(performance.getEntriesByType('resource'))")
+    assert json.loads(fetched) == []

@@ -1,0 +1,312 @@
+"""GPU sources against libraries of the tests' own: the real binding, real uprobes, a real process.
+
+The truth is what the process stamped around each of its calls.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kernel.support import recording
+from lab import fake_gpu
+from lab.fake_gpu import GIB, State
+from ttftprof.activities import process_activities
+from ttftprof.gpu_facts import DriverSpan
+from ttftprof.gpu_parts import with_parts
+from ttftprof.gpu_rows import Valid
+from ttftprof.model import Phase
+from ttftprof.timeline import Timeline, build
+from workloads.cache import drop_cache, make_model
+
+pytestmark = pytest.mark.kernel
+
+PROCESS = fake_gpu.HERE / "gpu_process.py"
+MIB = 1 << 20
+MS = 1_000_000
+WEIGHTS_BYTES = 48 * MIB
+TRIES = 3  # two cores that others use: a span is exact when nobody was in its way
+DELAYS_MS = {
+    "cuInit": 30, "cuDevicePrimaryCtxRetain": 60, "cuModuleLoadData": 40, "cuLinkComplete": 50,
+    "cuMemHostAlloc": 15, "cuMemCreate": 25, "cuGraphInstantiateWithFlags": 10,
+}  # fmt: skip
+
+
+@dataclass
+class Run:
+    """One process, as it stamped itself and as it was recorded."""
+
+    truth: list[tuple[str, int, int, int]]
+    pid: int
+    refused: int
+    timeline: Timeline
+    state: State
+    path: Path
+    calls: list[DriverSpan] = field(default_factory=list)
+
+    def named(self, name: str) -> list[DriverSpan]:
+        return [call for call in self.calls if call.name == name]
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with both libraries, as a container might have one: none of the usual paths."""
+    folder = tmp_path_factory.mktemp("driver")
+    fake_gpu.build("fake_nvml.c", folder, "libnvidia-ml.so.1")
+    fake_gpu.build("fake_cuda.c", folder, "libcuda.so.1")
+    return folder
+
+
+def record_process(libraries: Path, folder: Path, pause_s: float = 0.4) -> Run:
+    state = State(folder / "state")
+    weights = make_model(folder / "weights.gguf", WEIGHTS_BYTES)
+    drop_cache(weights)
+    delays = " ".join(f"{name}={ms}" for name, ms in DELAYS_MS.items())
+    os.environ["FAKE_GPU_STATE"] = str(state.path)
+    environment = os.environ | {"FAKE_CUDA_MS": delays}
+    os.environ["LD_LIBRARY_PATH"] = str(libraries)
+    process = subprocess.Popen(
+        [sys.executable, str(PROCESS), str(libraries / "libcuda.so.1"), str(weights)],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        with recording(folder / "gpu.ttft", "--pid", str(process.pid)) as recorded:
+            output, _ = process.communicate("go\n", timeout=30)
+            time.sleep(pause_s)
+    finally:
+        os.environ.pop("FAKE_GPU_STATE")
+        os.environ.pop("LD_LIBRARY_PATH")
+        process.kill()
+    told = json.loads(output)
+    with recorded.reader() as reader:
+        timeline = build(reader)
+    spans = [tuple(span) for span in told["spans"]]
+    run = Run(spans, told["pid"], told["refused"], timeline, state, recorded.path)
+    run.calls = list(timeline.gpu.calls[told["pid"]])
+    return run
+
+
+@pytest.fixture(scope="module")
+def runs(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    return [record_process(libraries, tmp_path_factory.mktemp("run")) for _ in range(TRIES)]
+
+
+def test_every_call_is_a_span_with_its_bytes_and_result(runs: list[Run]) -> None:
+    for run in runs:
+        seen = [(c.name, c.size_bytes) for c in run.calls]
+        assert seen == [(base(name), size) for name, _, _, size in run.truth]
+        assert [c.result for c in run.calls] == [0] * (len(run.calls) - 1) + [run.refused]
+        assert run.refused == 2
+
+
+def base(symbol: str) -> str:
+    """The call that a symbol is a variant of."""
+    return symbol.removesuffix("_ptsz").removesuffix("_v2")
+
+
+def test_spans_agree_with_the_process_to_a_millisecond(runs: list[Run]) -> None:
+    """The probe's stamps lie inside those of the process, and nearly at them."""
+    off = []
+    for run in runs:
+        for call, (_, begin, end, _) in zip(run.calls, run.truth, strict=True):
+            assert begin <= call.start_ns <= call.end_ns <= end
+        off.append([
+            max(c.start_ns - begin, end - c.end_ns)
+            for c, (_, begin, end, _) in zip(run.calls, run.truth, strict=True)
+        ])  # fmt: skip
+    best = np.array(off).min(axis=0)
+    assert best.max() < MS, best.tolist()
+
+
+def test_the_sum_of_what_was_copied_is_exact(runs: list[Run]) -> None:
+    for run in runs:
+        copied = sum(size for name, _, _, size in run.truth if "HtoD" in name)
+        assert sum(c.size_bytes for c in run.timeline.gpu.copies(run.pid)) == copied
+        assert copied == 1 + 2 * MIB + 7 + 3 * MIB + 2 * MIB + WEIGHTS_BYTES
+
+
+def test_the_parts_of_a_start_agree_to_a_millisecond(runs: list[Run]) -> None:
+    """Context, compiling, graph capture and KV memory, as the report gives them."""
+    off: dict[str, list[int]] = {}
+    for run in runs:
+        at = {name: (begin, end) for name, begin, end, _ in run.truth}
+        whole = Phase("init", run.truth[0][1], run.truth[-1][2], "observed")
+        (phase,) = with_parts(run.timeline, [whole], [run.pid], ())
+        parts = {part.part: part for part in phase.parts}
+        hulls = {
+            "context": (at["cuInit"][0], at["cuDevicePrimaryCtxRetain"][1]),
+            "compile": (at["cuModuleLoadData"][0], at["cuLinkComplete"][1]),
+            "graph_capture": (
+                at["cuStreamBeginCapture_v2"][0],
+                at["cuGraphInstantiateWithFlags"][1],
+            ),
+            "kv_alloc": (at["cuMemAlloc_v2"][0], at["cuMemAlloc"][1]),
+        }
+        assert parts.keys() == hulls.keys()
+        for name, (begin, end) in hulls.items():
+            part = parts[name]
+            edges = max(abs(part.start_ns - begin), abs(part.end_ns - end))
+            off.setdefault(name, []).append(edges)
+        spent = sum(end - begin for begin, end in (at["cuModuleLoadData"], at["cuLinkComplete"]))
+        off.setdefault("spent", []).append(abs(parts["compile"].spent_ns - spent))
+    assert {name: min(times) for name, times in off.items() if min(times) >= MS} == {}
+
+
+def test_one_address_with_two_names_is_one_call(runs: list[Run]) -> None:
+    for run in runs:
+        assert len(run.named("cuMemAlloc")) == 2  # one by each name
+
+
+def test_faults_inside_a_copy_are_storage_and_not_transfer(runs: list[Run]) -> None:
+    """A copy out of a cold mapped file waits for storage; only the rest of it is transfer."""
+    for run in runs:
+        cold = max(run.named("cuMemcpyHtoD"), key=lambda c: c.size_bytes)
+        parts = process_activities(run.timeline, run.pid, cold.start_ns, cold.end_ns)
+        totals: dict[str, int] = {}
+        for part in parts:
+            totals[part.activity] = totals.get(part.activity, 0) + part.duration_ns
+        length = cold.end_ns - cold.start_ns
+        assert sum(totals.values()) == length
+        (waits,) = [w for w in run.timeline.waits[run.pid] if w.tid == cold.tid]
+        inside = (waits.start_ns >= cold.start_ns) & (waits.end_ns <= cold.end_ns)
+        stored = inside & (waits.reason == 1)
+        waited = int((waits.end_ns - waits.start_ns)[stored].sum())
+        assert waited > 0
+        assert totals["storage_wait"] >= waited
+        assert totals["transfer"] > 0
+        assert "cpu" not in totals
+        warm = [c for c in run.named("cuMemcpyHtoD") if c.size_bytes == 3 * MIB]
+        quick = process_activities(run.timeline, run.pid, warm[0].start_ns, warm[0].end_ns)
+        assert {part.activity for part in quick} <= {"transfer", "fault"}
+
+
+def test_memory_rises_with_the_allocations_and_falls_with_the_process(runs: list[Run]) -> None:
+    for run in runs:
+        assert [d["name"] for d in run.timeline.gpu.devices.values()] == ["Fake GPU"]
+        rows = run.timeline.gpu.of_device(0, Valid.USED)
+        at = {c.size_bytes: c.end_ns for c in run.calls if c.name in ("cuMemAlloc", "cuMemCreate")}
+        for level, since_ns in ((100 * MIB, at[100 * MIB]), (600 * MIB, at[500 * MIB])):
+            reached = rows[(rows["ns"] >= since_ns) & (rows["used_bytes"] == level)]
+            assert len(reached)
+        assert rows["used_bytes"][-1] == 0
+        tgids = run.timeline.gpu.process_samples["tgid"]
+        assert set(tgids.tolist()) == {run.pid}
+
+
+def test_the_report_names_the_gpu_and_nothing_is_missed(runs: list[Run]) -> None:
+    with_state = {s.name: s for s in runs[0].timeline.sources}
+    assert (with_state["gpu"].state, with_state["gpu"].reason) == ("ok", "Fake GPU")
+
+
+def test_the_samples_keep_their_schedule_under_load(runs: list[Run]) -> None:
+    """±2 ms at the median, whatever the process did meanwhile."""
+    medians = []
+    for run in runs:
+        rows = run.timeline.gpu.of_device(0, Valid.USED)
+        steps = np.diff(rows["ns"].astype(np.int64)) - 20 * MS
+        medians.append(int(np.median(np.abs(steps))))
+        assert (rows["late_ns"] < 500 * MS).all()
+    assert min(medians) < 2 * MS, medians
+
+
+def test_a_call_right_after_the_library_was_mapped(libraries: Path, tmp_path: Path) -> None:
+    """What comes within milliseconds of a mapping at an unusual path may be missed; what comes
+    later is not."""
+    code = (
+        "import ctypes, sys, time\n"
+        "sys.stdin.readline()\n"
+        "cuda = ctypes.CDLL(sys.argv[1])\n"
+        "for _ in range(300):\n"
+        "    cuda.cuInit(0)\n"
+        "    time.sleep(0.002)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(libraries / "libcuda.so.1")],
+        stdin=subprocess.PIPE,
+        text=True,
+    )
+    with recording(tmp_path / "late.ttft", "--pid", str(process.pid)) as recorded:
+        process.communicate("go\n", timeout=30)
+    with recorded.reader() as reader:
+        calls = build(reader).gpu.calls[process.pid]
+    assert len(calls) > 150
+    assert all(c.result == 0 for c in calls)
+
+
+def test_no_gpu_is_one_line_and_no_warning(tmp_path: Path) -> None:
+    from ttftprof.reports.words import warnings
+
+    if Path("/dev/nvidiactl").exists() or Path("/dev/dri").exists():
+        pytest.skip("this machine has a GPU")
+    process = subprocess.Popen(["sleep", "30"])
+    with recording(tmp_path / "none.ttft", "--pid", str(process.pid)) as recorded:
+        time.sleep(0.3)
+    process.kill()
+    process.wait()
+    report = recorded.report()
+    (source,) = [s for s in report.sources if s.name == "gpu"]
+    assert (source.state, source.reason) == ("absent", "no NVIDIA driver library")
+    assert not [w for w in warnings(report) if "gpu" in w]
+    assert [n for n in report.notes if "GPU" in n] == ["no GPU is shown: no NVIDIA driver library"]
+    with recorded.reader() as reader:
+        assert not len(reader.stream("gpu"))
+
+
+def test_device_files_and_kernel_caches(tmp_path: Path) -> None:
+    """Opens of GPU device files, had or refused, and of kernel caches: read, written, missing."""
+    device = Path(f"/dev/nvidia-ttftprof-{os.getpid()}")
+    os.mknod(device, stat.S_IFCHR | 0o600, os.makedev(1, 3))
+    caches = tmp_path / "home/.nv/ComputeCache/0"
+    triton = tmp_path / "home/.triton/cache/x"
+    packages = tmp_path / "site-packages/flashinfer"
+    for folder in (caches, triton, packages):
+        folder.mkdir(parents=True)
+    (caches / "index").write_bytes(bytes(10))
+    (caches / "a0f3").write_bytes(bytes(1000))
+    (packages / "__init__.py").write_text("")
+    code = (
+        "import os, sys\n"
+        "sys.stdin.readline()\n"
+        f"os.close(os.open({str(device)!r}, os.O_RDWR))\n"
+        f"open({str(caches / 'index')!r}, 'r+b').close()\n"
+        f"open({str(caches / 'a0f3')!r}).close()\n"
+        f"open({str(triton / 'k.cubin')!r}, 'wb').write(b'0' * 10)\n"
+        f"open({str(packages / '__init__.py')!r}).close()\n"
+        "for path in ('/dev/nvidia9', " + repr(str(triton / "none.cubin")) + "):\n"
+        "    try: open(path)\n"
+        "    except OSError: pass\n"
+    )
+    try:
+        process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, text=True)
+        with recording(tmp_path / "devices.ttft", "--pid", str(process.pid)) as recorded:
+            process.communicate("go\n", timeout=30)
+            time.sleep(0.1)
+    finally:
+        device.unlink()
+    with recorded.reader() as reader:
+        gpu = build(reader).gpu
+    opened = gpu.device_files[gpu.device_files["flags"] == 1]
+    assert opened["b"].astype(np.int64).tolist()[1] == -2  # ENOENT
+    assert int(opened["b"][0].astype(np.int64)) >= 0
+    assert opened["dev"].tolist() == [1 << 20 | 3, 0]
+    assert [(c.cache, c.write, c.missing, c.size_bytes) for c in gpu.cache_opens] == [
+        ("ComputeCache", False, False, 1000),
+        ("Triton", True, False, 0),
+        ("Triton", False, True, 0),
+    ]
+
+
+def test_a_total_of_the_device_stays_within_it(runs: list[Run]) -> None:
+    assert max(int(r.timeline.gpu.samples["used_bytes"].max()) for r in runs) <= 8 * GIB

@@ -1,0 +1,330 @@
+"""The verdict: what it blames, how sure it is, what it acquits, and what each gain rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ttftprof.diagnosis import NOISE_NS, Facts, judge
+from ttftprof.model import (
+    ACTIVITIES,
+    CONFIDENCES,
+    OUTCOMES,
+    PHASES,
+    Activity,
+    FileUse,
+    InFlight,
+    Phase,
+    Quantiles,
+    Request,
+    Verdict,
+)
+
+MS = 1_000_000
+Cell = tuple[str, str, int]
+"""(phase, activity, ms)"""
+
+
+def partition(cells: Sequence[Cell]) -> tuple[tuple[Phase, ...], tuple[Activity, ...]]:
+    """Phases and activities one after the other, from 0."""
+    phases, activities, at = [], [], 0
+    for phase, activity, length in cells:
+        end = at + length * MS
+        phases.append(Phase(phase, at, end, "observed"))
+        activities.append(Activity(activity, at, end))
+        at = end
+    return tuple(phases), tuple(activities)
+
+
+def request(*cells: Cell, identity: str = "2", answered: bool = True) -> Request:
+    phases, activities = partition(cells)
+    end = phases[-1].end_ns if phases else 0
+    return Request(
+        id=identity, engine=None, model=None, endpoint="/x", streamed=True, outcome="ok",
+        start_ns=0, first_token_ns=end if answered else None, end_ns=end, switched=False,
+        residency_before=None, prompt_tokens=None, cached_tokens=None, phases=phases,
+        activities=activities, files=(), mounts=(), gpu=(),
+        verdict=Verdict("unknown", None, None, "low", ""),
+    )  # fmt: skip
+
+
+def facts(*cells: Cell, files: Sequence[FileUse] = (), missing: int = 0) -> Facts:
+    told = request(*cells)
+    return Facts(
+        ttft_ns=told.ttft_ns or 0, phases=told.phases, activities=told.activities, files=files,
+        mounts=(), table=told.phase_activity(), prompt_tokens=None, cached_tokens=None,
+        sources_missing=missing, answered=True, outcome="ok",
+    )  # fmt: skip
+
+
+def weights(
+    from_storage: int | None = 400_000_000,
+    access: str = "mmap",
+    size: float | None = 128 << 10,
+    advice: tuple[str, ...] = (),
+) -> FileUse:
+    return FileUse(
+        path="/models/b.gguf", device="8:1", inode=1, fstype="ext4", mount="/",
+        size_bytes=400_000_000, bytes_from_storage=from_storage, bytes_from_cache=0,
+        major_faults=None, minor_faults=None, storage_wait_ns=0, bytes_per_second=61e6,
+        request_size_bytes=None if size is None else Quantiles(size, size),
+        in_flight=None if size is None else InFlight(1.5, 4), access=access, advice=advice,
+        is_weights=True,
+    )  # fmt: skip
+
+
+STORAGE_LOAD: tuple[Cell, ...] = (
+    ("evict", "sleep", 100),
+    ("load", "storage_wait", 1_000),
+    ("load", "cpu", 200),
+    ("prefill", "cpu", 300),
+)
+
+
+# -- what is to blame -----------------------------------------------------------------------------
+
+
+def test_alone_the_largest_cell_is_to_blame() -> None:
+    verdict = judge(facts(*STORAGE_LOAD), None)
+    assert (verdict.cause, verdict.activity) == ("load", "storage_wait")
+    assert verdict.share == pytest.approx(1_000 / 1_600)
+
+
+def test_a_phase_of_many_small_cells_does_not_beat_one_big_cell() -> None:
+    small: list[Cell] = [("init", a, 90) for a in ("cpu", "lock", "sleep", "idle")]
+    assert judge(facts(*small, ("prefill", "cpu", 100)), None).cause == "prefill"
+
+
+def test_parts_of_one_cell_are_summed() -> None:
+    cells: list[Cell] = [("queue", "idle", 60), ("load", "cpu", 100), ("queue", "idle", 60)]
+    assert judge(facts(*cells), None).cause == "queue"
+
+
+def test_the_unexplained_is_no_cause() -> None:
+    verdict = judge(facts(("unexplained", "idle", 500), ("load", "cpu", 100)), None)
+    assert (verdict.cause, verdict.confidence, verdict.actions) == ("unknown", "low", ())
+    assert "no probe saw" in verdict.explanation
+
+
+BASELINE = request(("prefill", "cpu", 290), ("first_decode", "cpu", 10), identity="3")
+
+
+def test_against_a_baseline_the_first_phase_that_grew_is_to_blame() -> None:
+    slow: tuple[Cell, ...] = (
+        ("evict", "sleep", 500),
+        ("load", "cpu", 600),
+        ("prefill", "cpu", 900),
+        ("first_decode", "cpu", 10),
+    )
+    assert judge(facts(*slow), None).cause == "prefill"
+    assert judge(facts(*slow), BASELINE).cause == "evict"
+
+
+def test_growth_within_noise_is_none() -> None:
+    """Noise: a tenth of the baseline's TTFT, 30 ms here."""
+    for evict, cause in ((30, "load"), (31, "load"), (400, "evict")):
+        cells: list[Cell] = [("evict", "sleep", evict), ("load", "cpu", 1_000)]
+        assert judge(facts(*cells, ("prefill", "cpu", 290)), BASELINE).cause == cause
+
+
+def test_a_small_growth_before_a_big_one_is_not_to_blame() -> None:
+    """It has to make up a fifth of all that grew."""
+    cells: list[Cell] = [("queue", "idle", 200), ("load", "cpu", 801), ("prefill", "cpu", 290)]
+    assert judge(facts(*cells), BASELINE).cause == "load"
+    cells[1] = ("load", "cpu", 800)
+    assert judge(facts(*cells), BASELINE).cause == "queue"
+
+
+def test_where_nothing_grew_the_dominant_phase_is_named() -> None:
+    verdict = judge(facts(("prefill", "cpu", 295), ("first_decode", "cpu", 10)), BASELINE)
+    assert verdict.cause == "prefill"
+
+
+def test_a_baseline_is_named_with_its_figure() -> None:
+    explanation = judge(facts(*STORAGE_LOAD), BASELINE).explanation
+    assert "request 3, with the model resident: 0 ms" in explanation
+
+
+def test_a_baseline_without_a_token_is_none() -> None:
+    silent = request(("prefill", "cpu", 290), answered=False)
+    assert judge(facts(*STORAGE_LOAD), silent) == judge(facts(*STORAGE_LOAD), None)
+
+
+# -- how sure -------------------------------------------------------------------------------------
+
+
+def inferred(told: Facts, phase: str) -> Facts:
+    marked = [replace(p, basis="inferred") if p.phase == phase else p for p in told.phases]
+    return replace(told, phases=marked)
+
+
+@pytest.mark.parametrize(
+    ("basis_of", "missing", "confidence"),
+    [
+        ("", 0, "high"),
+        ("evict", 0, "high"),
+        ("load", 0, "medium"),
+        ("", 1, "medium"),
+        ("", 2, "medium"),
+        ("", 3, "low"),
+    ],
+)
+def test_confidence(basis_of: str, missing: int, confidence: str) -> None:
+    told = inferred(facts(*STORAGE_LOAD, missing=missing), basis_of)
+    assert judge(told, None).confidence == confidence
+
+
+@pytest.mark.parametrize(("unexplained", "confidence"), [(177, "high"), (178, "low")])
+def test_what_is_unexplained_costs_confidence(unexplained: int, confidence: str) -> None:
+    """A tenth of the whole is the limit: 1,600 ms are explained."""
+    told = facts(*STORAGE_LOAD, ("unexplained", "idle", unexplained))
+    assert judge(told, None).confidence == confidence
+
+
+# -- no verdict -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_an_unanswered_request_has_no_cause_but_a_reason(outcome: str) -> None:
+    verdict = judge(replace(facts(*STORAGE_LOAD), answered=False, outcome=outcome), None)
+    assert (verdict.cause, verdict.activity, verdict.share) == ("unknown", None, None)
+    assert (verdict.confidence, verdict.actions) == ("low", ())
+    assert verdict.explanation
+
+
+def test_nothing_seen_is_no_verdict() -> None:
+    verdict = judge(facts(), None)
+    assert (verdict.cause, verdict.explanation) == (
+        "unknown",
+        "Nothing of this request's wait was seen.",
+    )
+
+
+# -- storage: convicted and acquitted -------------------------------------------------------------
+
+
+def test_storage_is_convicted_with_its_figures() -> None:
+    told = facts(*STORAGE_LOAD, files=[weights()])
+    explanation = judge(told, None).explanation
+    for figure in ("400 MB of /models/b.gguf", "61 MB/s", "128 KiB", "1.5 under way"):
+        assert figure in explanation
+
+
+@pytest.mark.parametrize(("from_storage", "acquitted"), [(0, True), (4_096, False), (None, False)])
+def test_storage_is_acquitted_only_by_a_count_of_zero(
+    from_storage: int | None, acquitted: bool
+) -> None:
+    told = facts(("load", "cpu", 900), files=[weights(from_storage)])
+    assert ("Storage is not to blame" in judge(told, None).explanation) is acquitted
+
+
+def test_unknown_figures_are_left_out() -> None:
+    unknown = replace(weights(size=None), bytes_per_second=None)
+    explanation = judge(facts(*STORAGE_LOAD, files=[unknown]), None).explanation
+    assert "came from storage." in explanation
+    assert "None" not in explanation
+
+
+def test_prefill_names_its_tokens() -> None:
+    told = replace(facts(("prefill", "cpu", 900)), prompt_tokens=1_419, cached_tokens=12)
+    assert "1419 tokens, 12 of them cached" in judge(told, None).explanation
+
+
+# -- what to change -------------------------------------------------------------------------------
+
+
+def gains(told: Facts) -> Mapping[str, int | None]:
+    """{first words of the change: expected gain}."""
+    actions = judge(told, None).actions
+    assert all(action.verify for action in actions)
+    return {action.change.split(",")[0]: action.expected_gain_ns for action in actions}
+
+
+def test_bigger_requests_gain_the_waits_they_save() -> None:
+    """Of requests of 128 KiB, seven in eight waits go with requests of 1 MiB."""
+    gain = gains(facts(*STORAGE_LOAD, files=[weights()]))
+    assert gain["load without mmap (llama-server: --no-mmap)"] == 1_000 * MS * 7 // 8
+    assert next(ns for c, ns in gain.items() if c.startswith("keep the weights")) == 1_000 * MS
+
+
+@pytest.mark.parametrize("size", [256 << 10, 1 << 20, None])
+def test_big_or_unknown_requests_are_not_made_bigger(size: float | None) -> None:
+    gain = gains(facts(*STORAGE_LOAD, files=[weights(size=size)]))
+    assert not any(change.startswith("load without mmap") for change in gain)
+
+
+def test_a_file_that_is_read_is_not_told_to_be_read() -> None:
+    gain = gains(facts(*STORAGE_LOAD, files=[weights(access="read")]))
+    assert list(gain) == [next(c for c in gain if c.startswith("keep the weights"))]
+
+
+def test_advice_of_random_access_is_named_first() -> None:
+    told = facts(*STORAGE_LOAD, files=[weights(size=4_096, advice=("MADV_RANDOM",))])
+    first = judge(told, None).actions[0]
+    assert "random access" in first.change
+    assert first.expected_gain_ns == round(1_000 * MS * (1 - 4_096 / (1 << 20)))
+
+
+def test_without_a_file_there_is_nothing_to_change() -> None:
+    assert gains(facts(*STORAGE_LOAD)) == {}
+
+
+@pytest.mark.parametrize(
+    ("cells", "gain"),
+    [
+        ((("queue", "idle", 900),), None),
+        ((("evict", "sleep", 700), ("evict", "cpu", 200)), 900 * MS),
+        ((("ready_gap", "sleep", 700), ("ready_gap", "cpu", 20)), 700 * MS),
+        ((("ready_gap", "idle", 700),), None),
+        ((("prefill", "cpu", 900),), None),
+        ((("init", "cpu", 900),), None),
+    ],
+)
+def test_a_gain_is_promised_only_with_a_model(cells: Sequence[Cell], gain: int | None) -> None:
+    (action,) = judge(facts(*cells), None).actions
+    assert action.expected_gain_ns == gain
+
+
+@pytest.mark.parametrize("phase", ["launch", "first_decode"])
+def test_where_nothing_is_known_to_help_nothing_is_said(phase: str) -> None:
+    assert judge(facts((phase, "cpu", 900)), None).actions == ()
+
+
+# -- any facts ------------------------------------------------------------------------------------
+
+cells = st.tuples(st.sampled_from(PHASES), st.sampled_from(ACTIVITIES), st.integers(1, 5_000))
+files = st.lists(
+    st.builds(
+        weights,
+        st.sampled_from([None, 0, 1, 10**12]),
+        st.sampled_from(["mmap", "read", "direct", "mixed"]),
+        st.sampled_from([None, 0, 512, 128 << 10, 1 << 20, 1 << 30]),
+        st.sampled_from([(), ("MADV_RANDOM",), ("FADV_RANDOM", "MADV_WILLNEED")]),
+    ),
+    max_size=2,
+)
+
+
+@given(st.lists(cells, max_size=8), st.lists(cells, max_size=4), files, st.integers(0, 5))
+def test_every_verdict_is_within_its_bounds(
+    told: list[Cell], usual: list[Cell], used: list[FileUse], missing: int
+) -> None:
+    baseline = request(*usual) if usual else None
+    known = facts(*told, files=used, missing=missing)
+    verdict = judge(known, baseline)
+    assert verdict.cause in {*PHASES, "unknown"} - {"unexplained"}
+    assert verdict.confidence in CONFIDENCES
+    assert verdict.explanation
+    assert verdict.share is None or 0 < verdict.share <= 1
+    for action in verdict.actions:
+        assert action.expected_gain_ns is None or 0 <= action.expected_gain_ns <= known.ttft_ns
+
+
+@given(st.lists(cells, min_size=1, max_size=8))
+def test_a_request_that_is_its_own_baseline_has_no_growth(told: list[Cell]) -> None:
+    assert NOISE_NS > 0
+    assert judge(facts(*told), request(*told)).cause == judge(facts(*told), None).cause

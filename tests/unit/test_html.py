@@ -1,0 +1,174 @@
+"""The HTML page as text: whole in itself, harmless, and with the numbers of the JSON report."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+
+from ttftprof.cli.report import command
+from ttftprof.model import Report
+from ttftprof.reports import html, words
+from ttftprof.reports import json as json_report
+from unit import report_samples as samples
+from unit.recordings import router_switch
+
+
+class Page(HTMLParser):
+    """Elements, attributes and the text of scripts and styles of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.inline: list[tuple[str, dict[str, str | None], str]] = []
+        self._open: tuple[str, dict[str, str | None]] | None = None
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag in ("script", "style"):
+            self._open = (tag, dict(attrs))
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open = None
+
+    def handle_data(self, data: str) -> None:
+        if self._open:
+            self.inline.append((*self._open, data))
+
+
+def page(*reports: Report) -> str:
+    out = io.StringIO()
+    html.write(reports, out)
+    return out.getvalue()
+
+
+def data_of(text: str) -> dict[str, Any]:
+    for tag, attributes, body in Page(text).inline:
+        if tag == "script" and attributes.get("type") == "application/json":
+            loaded: dict[str, Any] = json.loads(body)
+            return loaded
+    raise AssertionError("no data")
+
+
+ALL = [
+    samples.cold,
+    samples.reswitch,
+    samples.warm,
+    samples.empty,
+    samples.incomplete,
+    samples.instant,
+    samples.many,
+]
+
+
+@pytest.mark.parametrize("made", ALL, ids=lambda made: made.__name__)
+def test_the_page_needs_nothing_else(made: Any) -> None:
+    found = Page(page(made()))
+    for tag, attributes in found.tags:
+        assert not {"src", "srcset", "onclick", "onload", "style"} & attributes.keys()
+        assert (attributes.get("href") or "#").startswith("#")
+        assert tag not in ("link", "iframe", "object", "embed", "base", "img")
+
+
+def test_the_policy_names_exactly_what_is_inline() -> None:
+    found = Page(page(samples.cold()))
+    policy = next(a["content"] or "" for t, a in found.tags if "http-equiv" in a)
+    assert policy.startswith("default-src 'none'; ")
+    for tag, attributes, body in found.inline:
+        if attributes.get("type") != "application/json":
+            digest = base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()
+            assert f"{tag}-src 'sha256-{digest}'" in policy
+
+
+@pytest.mark.parametrize("name", samples.HOSTILE_NAMES, ids=range(len(samples.HOSTILE_NAMES)))
+def test_a_hostile_name_adds_no_element_and_no_invisible_character(name: str) -> None:
+    text = page(samples.hostile(name))
+    tags = [tag for tag, _ in Page(text).tags]
+    harmless = [tag for tag, _ in Page(page(samples.hostile("harmless"))).tags]
+    assert not name or tags == harmless
+    assert tags.count("script") == 2
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u200b-\u200f\u202a-\u202e\u2066-\u2069]", text)
+    data_of(text)
+
+
+def test_a_name_of_4_kb_is_cut() -> None:
+    longest = max(len(s) for s in re.findall(r"x+", page(samples.hostile("x" * 4096))))
+    assert longest <= 1_000
+
+
+def test_every_duration_in_the_tables_is_the_json_reports() -> None:
+    report = samples.cold()
+    request = json_report.as_json(report)["requests"][0]
+    shown = [int(ns) for ns in re.findall(r'<td class="number" data-ns="(\d+)">', page(report))]
+    for phase in request["phases"]:
+        assert phase["end_ns"] - phase["start_ns"] in shown
+    assert f'class="value" data-ns="{request["ttft_ns"]}"' in page(report)
+
+
+def test_the_printed_table_adds_up_to_the_printed_whole() -> None:
+    text = page(samples.cold())
+    matrix = text[
+        text.index('class="matrix"') : text.index("</table>", text.index('class="matrix"'))
+    ]
+    body, foot = matrix[: matrix.index("<tfoot")], matrix[matrix.index("<tfoot") :]
+    totals = [
+        round(float(t) * 1000) for t in re.findall(r'total" data-ns="\d+">([\d.]+)</td>', body)
+    ]
+    whole = re.search(r'whole">([\d.]+)<', foot)
+    assert whole
+    assert sum(totals) == round(float(whole[1]) * 1000) == 1_562_314
+
+
+def test_the_drawing_has_the_json_reports_times() -> None:
+    report = samples.cold()
+    document = json_report.as_json(report)
+    drawn = data_of(page(report))
+    recording = drawn["recordings"][0]
+    for subject, request in zip(recording["subjects"], document["requests"], strict=True):
+        origin = recording["start_ns"]
+        told = [
+            (drawn["phases"][code], start + origin, end + origin)
+            for code, start, end, *_ in subject["phases"]
+        ]
+        assert told == [(p["phase"], p["start_ns"], p["end_ns"]) for p in request["phases"]]
+        busy = subject["activities"].get("b") or subject["activities"]["d"]
+        assert sum(busy) == request["ttft_ns"]
+
+
+def test_what_is_missing_stands_first() -> None:
+    text = page(samples.incomplete())
+    first = text.index('class="warnings"')
+    assert first < text.index('class="card headline"')
+    assert len(words.warnings(samples.incomplete())) == text[first:].split("</ul>")[0].count("<li>")
+
+
+def test_many_requests_make_no_heavy_page() -> None:
+    text = page(samples.many(500))
+    assert text.count("data-row=") == 500
+    assert text.count('class="phases"') == 40
+    assert len(text) < 1_500_000
+
+
+def test_the_command_writes_a_page_of_several_recordings(tmp_path: Path) -> None:
+    demo = [router_switch().write(tmp_path / f"{name}.ttft") for name in ("one", "two")]
+    out = tmp_path / "out.html"
+    done = CliRunner().invoke(command, [*map(str, demo), "--html", str(out)])
+    assert done.exit_code == 0, done.output
+    assert len(data_of(out.read_text("utf-8"))["recordings"]) == 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["one.ttft", "out.html", "two.ttft"]
+
+
+@given(samples.any_report())
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+def test_any_report_makes_a_page(report: Report) -> None:
+    data_of(page(report))
