@@ -3,7 +3,8 @@
     python gpu_process.py LIBCUDA WEIGHTS
 
 Maps the library, waits for a line on stdin, then: context, module, allocation, copies (one of them
-out of the mapped WEIGHTS), graph capture, KV allocation, an allocation that is refused. Prints a JSON object:
+out of the mapped WEIGHTS), graph capture, KV allocation, an allocation that is refused.
+Prints a JSON object:
 {"spans": [[call, begin_ns, end_ns, bytes], …], "pid": …}. Nothing but the standard library.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ttftprof.activities import merged, process_activities
@@ -288,6 +288,7 @@ def scene_of(
     return scene
 
 
+@settings(deadline=None)
 @given(
     st.lists(waits, max_size=12), st.lists(lives, max_size=4), st.lists(rows, max_size=6),
     moments, moments,
@@ -304,6 +305,7 @@ def test_any_threads_give_a_partition(
     check_partition(whole, ns(begin), ns(begin + length))
 
 
+@settings(deadline=None)
 @given(st.lists(waits, min_size=1, max_size=10), st.integers(1, 59))
 def test_two_halves_are_the_whole(waited: list[tuple[int, int, int, Wait]], cut: int) -> None:
     """Where no running time has to be shared out, it does not matter how an interval is cut."""
@@ -336,6 +338,7 @@ def apart(waited: list[tuple[int, int, int, Wait]]) -> bool:
     )
 
 
+@settings(deadline=None)
 @given(st.lists(waits, min_size=1, max_size=8).filter(apart))
 def test_every_moment_follows_the_rule(waited: list[tuple[int, int, int, Wait]]) -> None:
     found = process_activities(scene_of(waited, [], []).timeline(), PID, ns(0), ns(120))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ttftprof.clock import Offset, measure_offset, now_ns
@@ -41,6 +41,7 @@ def test_the_tightest_of_the_sandwiches_wins() -> None:
     assert measured == Offset(OFFSET - 10, 20)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 10**9), min_size=3, max_size=30).map(lambda d: d[: len(d) // 3 * 3]))
 def test_the_truth_lies_within_the_error(delays: list[int]) -> None:
     clocks = FakeClocks(delays)

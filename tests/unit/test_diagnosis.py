@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ttftprof.diagnosis import NOISE_NS, Facts, judge
@@ -309,6 +309,7 @@ files = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(cells, max_size=8), st.lists(cells, max_size=4), files, st.integers(0, 5))
 def test_every_verdict_is_within_its_bounds(
     told: list[Cell], usual: list[Cell], used: list[FileUse], missing: int
@@ -324,6 +325,7 @@ def test_every_verdict_is_within_its_bounds(
         assert action.expected_gain_ns is None or 0 <= action.expected_gain_ns <= known.ttft_ns
 
 
+@settings(deadline=None)
 @given(st.lists(cells, min_size=1, max_size=8))
 def test_a_request_that_is_its_own_baseline_has_no_growth(told: list[Cell]) -> None:
     assert NOISE_NS > 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ttftprof.engines.catalog import ENGINES, looks_like_weights, recognise, without_secrets
@@ -101,6 +101,7 @@ def test_an_option_after_a_flag_that_sounds_secret_is_shown() -> None:
     assert without_secrets(["x", "--no-auth", "--port", "1"]) == ["x", "--no-auth", "--port", "1"]
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(["--api-key", "--hf-token", "--password", "-secret", "--MY-AUTH"]),
     st.text(min_size=12).filter(lambda s: not s.startswith("--") and "•" not in s),
@@ -231,12 +232,14 @@ def test_one_write_may_hold_many_lines() -> None:
     assert names == ["model_loaded", "model_loaded"]
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=400))
 def test_no_bytes_make_it_stumble(chunk: bytes) -> None:
     known = {mark.name for mark in LOG_MARKS}
     assert {name for name, _ in find_log_marks(chunk)} <= known
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_of_a_line_only_numbers_and_a_short_name_are_kept(noise: bytes) -> None:
     line = b"evicting idle LRU name=" + noise + b"x" * 300 + b" to make room"

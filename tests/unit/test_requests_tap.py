@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ttftprof.events import TEXT, TextKind
@@ -105,6 +105,7 @@ def test_pieces_of_one_transfer_join() -> None:
     assert seen.exchange.notes == ()
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 60), max_size=12))
 def test_however_it_is_cut(cuts: list[int]) -> None:
     tap, at = Tap(), 0
@@ -241,6 +242,7 @@ pieces = st.tuples(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(pieces, max_size=20))
 def test_no_order_of_pieces_makes_it_stumble(
     played: list[tuple[bool, bytes, int, int, int, int]],

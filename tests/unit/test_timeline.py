@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ttftprof.errors import RecordingError
@@ -326,6 +326,7 @@ def test_a_counter_without_rows_is_zero() -> None:
     assert (file.at("reads", ns(5)), file.delta("reads", ns(0), ns(5))) == (0.0, 0)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 2**40)), min_size=1, max_size=20),
     st.lists(st.integers(-100, 1100), min_size=2, max_size=6),
