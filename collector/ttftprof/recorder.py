@@ -166,7 +166,7 @@ class Recorder:
 
     def arm(self) -> None:
         """Loads, attaches, seeds and drains once. Raises what `ProbeSession.load` raises."""
-        began = now_ns()
+        began, began_cpu = now_ns(), time.process_time_ns()
         self._gpus.start()  # a driver may take seconds to wake; nothing waits for it
         self.session.load()
         self.session.attach()
@@ -185,6 +185,7 @@ class Recorder:
         self._watch_descriptors()
         self._cycle()
         self._armed_cpu_ns = time.process_time_ns()
+        self.writer.set_meta("arm_cpu_ns", self._armed_cpu_ns - began_cpu)
         self.progress.started_ns = now_ns()
         self.writer.set_meta("armed_ns", self.progress.started_ns)
         self.writer.commit()

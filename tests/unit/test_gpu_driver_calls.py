@@ -1,0 +1,143 @@
+"""The table of driver calls, and how libraries of any path and version are probed by it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from lab import fake_gpu
+from ttftprof.engines.driver_calls import (
+    DRIVER_CALLS,
+    DRIVER_LIBRARIES,
+    FIRST_ROW,
+    LAUNCH,
+    calls_in,
+    usual_paths,
+)
+from ttftprof.engines.kernel_caches import cache_of, is_bookkeeping, is_compiler
+from ttftprof.engines.markers import MARK_NAMES
+from ttftprof.sources.libraries import LibraryMarks
+
+
+def test_rows_are_unique_and_apart_from_the_engines() -> None:
+    assert len(DRIVER_CALLS) == sum(len(library.calls) for library in DRIVER_LIBRARIES)
+    assert max(MARK_NAMES) < FIRST_ROW <= min(DRIVER_CALLS)
+    assert all(call.cookie & 0xFFFF == row for row, call in DRIVER_CALLS.items())
+
+
+def test_rows_do_not_move() -> None:
+    """Recordings name calls by their row."""
+    known = {
+        100: "cuInit",
+        113: "cuMemAlloc",
+        122: "cuMemcpyHtoD",
+        200: "hipInit",
+        216: "hipMemcpyHtoD",
+    }
+    assert {row: DRIVER_CALLS[row].name for row in known} == known
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("libcuda.so.1", "cuInit"), ("libcuda.so.570.86.10", "cuInit"), ("libcuda.so", "cuInit"),
+        ("libamdhip64.so.6.2.60204", "hipInit"), ("libnvrtc.so.12", "nvrtcCompileProgram"),
+    ],
+)  # fmt: skip
+def test_a_library_is_known_by_its_name(name: str, first: str) -> None:
+    assert calls_in(name)[0].name == first
+
+
+@pytest.mark.parametrize("name", ["libcudart.so.12", "libcuda.so.1.txt", "xlibcuda.so.1", ""])
+def test_other_libraries_have_none(name: str) -> None:
+    assert calls_in(name) == ()
+
+
+def test_launches_only_when_asked_for() -> None:
+    assert LAUNCH not in {call.group for call in calls_in("libcuda.so.1")}
+    assert LAUNCH in {call.group for call in calls_in("libcuda.so.1", launches=True)}
+
+
+class Probed:
+    def __init__(self) -> None:
+        self.places: list[tuple[str, int, int]] = []
+        self.found: list[tuple[str, list[str]]] = []
+
+    def attach(self, path: str, places: Sequence[tuple[int, int]]) -> None:
+        self.places += [(path, offset, cookie) for offset, cookie in places]
+
+    def marks(self, launches: bool = False) -> LibraryMarks:
+        def found(path: str, names: list[str]) -> None:
+            self.found.append((path, names))
+
+        return LibraryMarks(self.attach, found, found, launches=launches)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fake_gpu.build("fake_cuda.c", tmp_path_factory.mktemp("cuda"), "libcuda.so.1")
+
+
+def test_variants_are_found_and_an_address_is_probed_once(library: Path) -> None:
+    probed = Probed()
+    probed.marks().probe(library, shown="/in/a/container/libcuda.so.570.1")
+    offsets = [offset for _, offset, _ in probed.places]
+    assert len(set(offsets)) == len(offsets)
+    rows = [DRIVER_CALLS[cookie & 0xFFFF].name for _, _, cookie in probed.places]
+    assert rows.count("cuMemAlloc") == 1  # cuMemAlloc and cuMemAlloc_v2 are one address
+    assert rows.count("cuMemcpyHtoDAsync") == 2  # _v2 and _v2_ptsz are two
+    assert "cuLaunchKernel" not in rows
+    assert probed.found[0][0] == "/in/a/container/libcuda.so.570.1"
+
+
+def test_a_library_met_by_two_paths_is_probed_once(library: Path, tmp_path: Path) -> None:
+    """Before any process maps it, at its usual place; then as a process sees it."""
+    probed = Probed()
+    marks = probed.marks()
+    marks.attach_drivers([str(tmp_path / "none.so"), str(library)])
+    count = len(probed.places)
+    other = tmp_path / "libcuda.so.1"
+    other.hardlink_to(library)
+    marks.probe(other, shown=str(other))
+    assert len(probed.places) == count > 0
+
+
+def test_launches_are_probed_when_asked_for(library: Path) -> None:
+    probed = Probed()
+    probed.marks(launches=True).probe(library, shown="libcuda.so.1")
+    assert "cuLaunchKernel" in {DRIVER_CALLS[cookie & 0xFFFF].name for *_, cookie in probed.places}
+
+
+def test_usual_paths_are_absolute() -> None:
+    assert all(path.startswith("/") for path in usual_paths())
+
+
+@pytest.mark.parametrize(
+    ("path", "cache"),
+    [
+        ("/root/.nv/ComputeCache/3/a/x", "ComputeCache"),
+        ("/home/u/.triton/cache/k/a.cubin", "Triton"),
+        ("/tmp/torchinductor_u/ab/c.py", "inductor"),
+        ("/home/u/.cache/vllm/torch_compile_cache/x", "vLLM"),
+        ("/home/u/.cache/deep_gemm/x", "DeepGEMM"),
+        ("/home/u/.cache/flashinfer/x", "FlashInfer"),
+        ("/home/u/.cache/miopen/x", "MIOpen"),
+        ("/home/u/notes.txt", ""),
+    ],
+)
+def test_caches_by_their_folders(path: str, cache: str) -> None:
+    assert cache_of(path) == cache
+
+
+def test_what_a_hit_opens_for_writing_is_no_miss() -> None:
+    assert is_bookkeeping("/root/.nv/ComputeCache/index")
+    assert is_bookkeeping("/home/u/.triton/cache/k.lock")
+    assert not is_bookkeeping("/home/u/.triton/cache/k.cubin")
+
+
+@pytest.mark.parametrize("name", ["ptxas", "nvcc", "clang-18", "hipcc", "cicc", "clang++"])
+def test_compilers(name: str) -> None:
+    assert is_compiler(f"/usr/bin/{name}")
+    assert not is_compiler("/usr/bin/python3")
