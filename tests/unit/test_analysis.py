@@ -485,4 +485,4 @@ def test_time_grows_with_the_number_of_records(load: str, tmp_path: Path) -> Non
         big_recording(tmp_path / f"{size}.ttft", stream, make(size // divisor)) for size in SIZES
     )
     few, many = map(seconds, paths)
-    assert many <= 12 * few + 0.1, f"{few:.3f} s, {many:.3f} s"
+    assert many <= 12 * few + 0.5, f"{few:.3f} s, {many:.3f} s"

