@@ -319,7 +319,12 @@ struct fuse_req {
 };
 
 /* Only the names matter: the values are those of the running kernel. */
-enum netfs_sreq_trace { netfs_sreq_trace_submit = 4, netfs_sreq_trace_terminated = 5 };
+enum netfs_sreq_trace {
+	netfs_sreq_trace_added = 1,
+	netfs_sreq_trace_prepare = 2,
+	netfs_sreq_trace_submit = 4,
+	netfs_sreq_trace_terminated = 5,
+};
 enum netfs_io_source { NETFS_DOWNLOAD_FROM_SERVER = 1 };
 
 struct netfs_io_request {

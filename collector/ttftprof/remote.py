@@ -71,15 +71,15 @@ def _add_splits(found: Records, splits: Records) -> None:
     """A split carries the start, thread and file of its read."""
     names = ("start_ns", "tid", "dev", "ino")
     at = {key: i for i, key in enumerate(zip(*(found[n].tolist() for n in names), strict=True))}
-    for split in splits:
-        place = at.get(tuple(int(split[n]) for n in names))
-        if place is None:
-            continue  # its read was lost in a full ring
-        found["split"][place] = True
-        found["wire_ns"][place] = split["duration_ns"]
-        found["queue_ns"][place] = split["a"]
-        found["execute_ns"][place] = split["b"]
-        found["sent"][place] = split["flags"]
+    keys = zip(*(splits[n].tolist() for n in names), strict=True)
+    places = np.array([at.get(key, -1) for key in keys], np.int64)
+    known = places >= 0  # the read of the others was lost in a full ring
+    places, splits = places[known], splits[known]
+    found["split"][places] = True
+    found["sent"][places] = splits["flags"]
+    for name, column in (("wire_ns", "duration_ns"), ("queue_ns", "a"), ("execute_ns", "b")):
+        # A damaged file may hold anything; a time is none of the upper half of 64 bits.
+        found[name][places] = np.maximum(splits[column].astype(np.int64), 0)
 
 
 def on_file(reads: Records, dev: int, ino: int) -> Records:

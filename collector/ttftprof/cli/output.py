@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,7 +66,10 @@ def printable(out: TextIO) -> TextIO:
 
 @contextmanager
 def text_file(path: Path) -> Iterator[TextIO]:
-    """A text file that takes its name once it is complete. Raises `OutputError`."""
+    """A text file, or standard output for "-". Raises `OutputError`."""
+    if str(path) == "-":
+        yield printable(sys.stdout)
+        return
     with _replaced(path) as partial, partial.open("w", encoding="utf-8", newline="\n") as out:
         yield out
 
@@ -73,6 +77,9 @@ def text_file(path: Path) -> Iterator[TextIO]:
 @contextmanager
 def binary_file(path: Path) -> Iterator[BinaryIO]:
     """As `text_file`, for bytes."""
+    if str(path) == "-":
+        yield sys.stdout.buffer
+        return
     with _replaced(path) as partial, partial.open("wb") as out:
         yield out
 

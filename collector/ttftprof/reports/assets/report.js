@@ -439,7 +439,7 @@
       if (subject) {
         this.subject = index;
         for (const part of this.section.querySelectorAll("article[data-subject]")) part.hidden = Number(part.dataset.subject) !== index;
-        for (const row of this.section.querySelectorAll("[data-row]")) row.setAttribute("aria-selected", String(Number(row.dataset.row) === index));
+        for (const row of this.section.querySelectorAll("[data-row]")) this.markRow(row, Number(row.dataset.row) === index);
         this.origin = subject.start;
         this.corner.textContent = `0 s: ${subject.title} begins`;
       } else {
@@ -451,6 +451,12 @@
       this.corner.title = this.corner.textContent;
       if (fit) this.fitSubject();
       this.describe();
+    }
+
+    markRow(row, chosen) {
+      row.setAttribute("aria-selected", String(chosen));
+      const list = row.closest(".list");
+      if (chosen && (row.offsetTop < list.scrollTop || row.offsetTop > list.scrollTop + list.clientHeight - 30)) list.scrollTop = row.offsetTop - list.clientHeight / 2;
     }
 
     // -- drawing --

@@ -1,0 +1,109 @@
+"""`ttftprof export`: a recording in the formats of other tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, TextIO
+
+import click
+
+from ttftprof.cli import output
+from ttftprof.errors import UsageError
+
+if TYPE_CHECKING:
+    from ttftprof.model import Report
+    from ttftprof.timeline import Timeline
+
+FORMATS = (
+    "perfetto",
+    "chrome",
+    "speedscope",
+    "folded",
+    "csv",
+    "parquet",
+    "otlp-json",
+    "markdown",
+)
+_BINARY = ("perfetto", "parquet")
+_EPILOG = """\b
+Examples:
+  ttftprof export switch.ttft --to perfetto -o switch.pftrace     ui.perfetto.dev
+  ttftprof export switch.ttft --to speedscope -o s.json           speedscope.app
+  ttftprof export switch.ttft --to folded -o s.folded             flamegraph.pl, inferno
+  ttftprof export switch.ttft --to parquet -o facts.parquet       DuckDB, Spark, pandas
+  ttftprof export switch.ttft --to otlp-json -o - | curl -H 'content-type: application/json' \\
+      --data-binary @- http://localhost:4318/v1/traces
+"""
+
+
+@click.command("export", epilog=_EPILOG)
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--to", "form", type=click.Choice(FORMATS), required=True)
+@click.option(
+    "-o",
+    "--output",
+    "target",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    metavar="OUT",
+    help="The file to write; - is standard output. An existing one is replaced.",
+)
+def command(file: Path, form: str, target: Path) -> None:
+    """Write a recording in the format of another tool.
+
+    perfetto, chrome: tracks of requests with their phases, of threads and of requests to storage.
+    speedscope, folded: phases and activities as stacks. csv, parquet: every fact as a row.
+    otlp-json: OpenTelemetry spans, a trace a request. markdown: a summary.
+    """
+    report, timeline = _read(file)
+    try:
+        if form in _BINARY:
+            with output.binary_file(target) as raw:
+                _write_binary(form, report, timeline, raw)
+        else:
+            with output.text_file(target) as text:
+                _write_text(form, report, timeline, text)
+    except ImportError as error:
+        package = {"perfetto": "perfetto", "parquet": "pyarrow"}[form]
+        raise UsageError(
+            f"--to {form} needs the Python package {package}, which is not installed ({error})",
+            "pip install 'ttftprof[export]'",
+        ) from error
+
+
+def _read(file: Path) -> tuple[Report, Timeline]:
+    from ttftprof import analysis
+    from ttftprof.recording import Reader
+    from ttftprof.timeline import build
+
+    with Reader(file) as reader:
+        timeline = build(reader)
+    return analysis.conclude(timeline, file), timeline
+
+
+def _write_binary(form: str, report: Report, timeline: Timeline, out: BinaryIO) -> None:
+    if form == "perfetto":
+        from ttftprof.reports import perfetto
+
+        perfetto.write(report, timeline, out)
+    else:
+        from ttftprof.reports import facts
+
+        facts.write_parquet(report, timeline, out)
+
+
+def _write_text(form: str, report: Report, timeline: Timeline, out: TextIO) -> None:
+    from ttftprof.reports import chrome, facts, folded, markdown, otlp_json, speedscope
+
+    if form == "chrome":
+        chrome.write(report, timeline, out)
+    elif form == "speedscope":
+        speedscope.write(report, out)
+    elif form == "folded":
+        folded.write(report, timeline, out)
+    elif form == "csv":
+        facts.write_csv(report, timeline, out)
+    elif form == "otlp-json":
+        otlp_json.write(report, out)
+    else:
+        markdown.write(report, out)

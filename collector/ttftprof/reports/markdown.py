@@ -1,0 +1,89 @@
+"""A summary in Markdown, for an issue or a chat: a table of requests, then each with its split.
+
+Guarantee: foreign text can start no link, image, HTML or heading; parts add up as printed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TextIO
+
+from ttftprof.model import ACTIVITIES, PHASES, Report, Request
+from ttftprof.reports import html_data, scale, words
+from ttftprof.reports.safe import plain
+
+_DETAILED = 10
+
+
+def write(report: Report, out: TextIO) -> None:
+    out.write("\n".join(_lines(report)) + "\n")
+
+
+def text(foreign: object) -> str:
+    """With everything escaped that Markdown gives a meaning inside a line, addresses included."""
+    shown = re.sub(r"([\\`*_\[\]<>#|~&@$])", r"\\\1", plain(foreign, 600))
+    return re.sub(r"(?<=www)(?=\.)|:(?=//)", lambda m: "\\" + m[0], shown, flags=re.IGNORECASE)
+
+
+def _lines(report: Report) -> Iterator[str]:
+    yield f"## {text(words.recording_name(report))}"
+    yield ""
+    facts = [words.engines(report), *(report.host.get(k) for k in ("node", "kernel"))]
+    yield " · ".join(text(fact) for fact in facts if fact)
+    for warning in words.warnings(report):
+        yield f"\n> **{text(warning)}**"
+    subjects = html_data.subjects(report)
+    if not subjects:
+        yield "\nno request for text was seen"
+        return
+    yield ""
+    yield from _table(
+        ["request", "model", "kind", "waited", "cause"],
+        [
+            [
+                text(html_data.title(s)),
+                text(s.model or "not known"),
+                text(words.switch_kind(s)),
+                scale.duration(words.waited_ns(s)),
+                text(words.cause(s.verdict)),
+            ]
+            for s in subjects
+        ],
+    )
+    for subject in sorted(subjects, key=lambda s: -words.waited_ns(s))[:_DETAILED]:
+        yield from _detail(subject)
+
+
+def _detail(subject: Request) -> Iterator[str]:
+    yield f"\n### {text(html_data.title(subject))}, ms"
+    yield ""
+    cells = subject.phase_activity()
+    names = [name for name in PHASES if name in cells]
+    columns = [name for name in ACTIVITIES if any(name in row for row in cells.values())]
+    shown = scale.round_table([[cells[n].get(c, 0) for c in columns] for n in names], 1_000)
+    rows = [
+        [text(name), *(scale.milliseconds(us) if us else "" for us in row), _sum(row)]
+        for name, row in zip(names, shown, strict=True)
+    ]
+    totals = [_sum(column) for column in zip(*shown, strict=True)]
+    whole = _sum([us for row in shown for us in row])
+    if rows:
+        yield from _table(
+            ["phase", *map(text, columns), "total"], [*rows, ["**total**", *totals, f"**{whole}**"]]
+        )
+    if subject.verdict.explanation:
+        yield f"\n{text(subject.verdict.explanation)}"
+    for action in subject.verdict.actions:
+        yield f"\n* {text(action.change)}"
+
+
+def _sum(parts_us: Sequence[int]) -> str:
+    return scale.milliseconds(sum(parts_us))
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(titles)} |"
+    yield f"|{'---|' * len(titles)}"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"

@@ -1,0 +1,238 @@
+"""Exports for trace viewers, read again by somebody else's reader."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
+
+from ttftprof.analysis import conclude
+from ttftprof.events import Wait
+from ttftprof.model import Report
+from ttftprof.reports import chrome, folded, html_data, perfetto, slices, speedscope, words
+from ttftprof.timeline import Timeline
+from unit import report_samples as samples
+from unit.recordings import B_GGUF, DEV, MS, NEW, Scene, ms, router_switch
+from unit.synthetic import busy_timeline
+
+SPEEDSCOPE = json.loads(
+    (Path(__file__).parents[1] / "fixtures/speedscope.schema.json").read_text("utf-8")
+)
+
+
+def nothing() -> Timeline:
+    return Scene().timeline()
+
+
+def switch() -> tuple[Report, Timeline]:
+    timeline = router_switch().timeline()
+    return conclude(timeline, Path("switch.ttft")), timeline
+
+
+def busy() -> tuple[Report, Timeline]:
+    timeline = busy_timeline(threads=3, waits=200)
+    return conclude(timeline, Path("busy.ttft")), timeline
+
+
+def both() -> list[tuple[Report, Timeline]]:
+    return [switch(), busy()]
+
+
+# -- Perfetto -------------------------------------------------------------------------------------
+
+
+def decoded(report: Report, timeline: Timeline) -> Any:
+    out = io.BytesIO()
+    perfetto.write(report, timeline, out)
+    trace = Trace()
+    trace.ParseFromString(out.getvalue())
+    return trace
+
+
+def spans_of(trace: Any) -> dict[int, list[tuple[str, int, int, int]]]:
+    """{track: (name, start, end, depth)}; fails unless begins and ends balance and nest."""
+    open_slices: dict[int, list[tuple[str, int]]] = defaultdict(list)
+    found: dict[int, list[tuple[str, int, int, int]]] = defaultdict(list)
+    last: dict[int, int] = {}
+    for packet in trace.packet:
+        event = packet.track_event
+        if not packet.HasField("track_event") or event.type == TrackEvent.TYPE_COUNTER:
+            continue
+        assert packet.timestamp >= last.get(event.track_uuid, 0)
+        last[event.track_uuid] = packet.timestamp
+        stack = open_slices[event.track_uuid]
+        if event.type == TrackEvent.TYPE_SLICE_BEGIN:
+            stack.append((event.name, packet.timestamp))
+        else:
+            name, start_ns = stack.pop()
+            found[event.track_uuid].append((name, start_ns, packet.timestamp, len(stack)))
+    assert not any(open_slices.values())
+    return found
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_perfetto_declares_its_clock_and_describes_tracks_first(which: int) -> None:
+    trace = decoded(*both()[which])
+    first = trace.packet[0]
+    assert first.clock_snapshot.primary_trace_clock == 3  # BUILTIN_CLOCK_MONOTONIC
+    described: set[int] = set()
+    for packet in trace.packet[1:]:
+        if packet.HasField("track_descriptor"):
+            descriptor = packet.track_descriptor
+            assert descriptor.uuid not in described
+            assert not descriptor.parent_uuid or descriptor.parent_uuid in described
+            described.add(descriptor.uuid)
+        else:
+            assert packet.timestamp_clock_id == 3
+            assert packet.track_event.track_uuid in described
+
+
+def test_perfetto_slices_balance_and_phases_nest_in_their_request() -> None:
+    report, timeline = switch()
+    trace = decoded(report, timeline)
+    names = {p.track_descriptor.uuid: p.track_descriptor.name for p in trace.packet}
+    spans = spans_of(trace)
+    request = report.requests[0]
+    (track,) = (n for n in spans if names[n].startswith("request 1"))
+    told = {(name, start, end) for name, start, end, depth in spans[track] if depth == 1}
+    assert told == {(p.phase, p.start_ns, p.end_ns) for p in request.phases}
+    assert ("request 1", *words.span(request), 0) in spans[track]
+
+
+def test_perfetto_has_every_wait_every_request_to_storage_and_the_counters() -> None:
+    report, timeline = busy()
+    trace = decoded(report, timeline)
+    spans = [s for track in spans_of(trace).values() for s in track]
+    assert sum(1 for s in spans if s[0] == "storage_wait") == 3 * 200
+    assert sum(1 for s in spans if s[0] == "read") == 200
+    report, timeline = switch()
+    counted = [
+        p for p in decoded(report, timeline).packet if p.track_event.type == TrackEvent.TYPE_COUNTER
+    ]
+    assert len(counted) == sum(len(s.ns) for _, s in slices.counters(report))
+
+
+@given(samples.any_report())
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+def test_any_report_is_a_balanced_trace(report: Report) -> None:
+    spans_of(decoded(report, nothing()))
+
+
+# -- Chrome ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_chrome_slices_nest_and_keep_nanoseconds(which: int) -> None:
+    report, timeline = both()[which]
+    out = io.StringIO()
+    chrome.write(report, timeline, out)
+    events = json.loads(out.getvalue())["traceEvents"]
+    by_track = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            begin, length = round(event["ts"] * 1000), round(event["dur"] * 1000)
+            by_track[event["pid"], event["tid"]].append((begin, begin + length, event["name"]))
+    named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    assert set(by_track) <= named
+    for pieces in by_track.values():
+        ends: list[int] = []
+        for begin, end, _ in pieces:
+            while ends and ends[-1] <= begin:
+                ends.pop()
+            assert not ends or end <= ends[-1]
+            ends.append(end)
+    told = {piece for pieces in by_track.values() for piece in pieces}
+    for request in report.requests:
+        assert {(p.start_ns, p.end_ns, p.phase) for p in request.phases} <= told
+
+
+def test_chrome_of_hostile_names_is_json() -> None:
+    for name in samples.HOSTILE_NAMES:
+        out = io.StringIO()
+        chrome.write(samples.hostile(name), nothing(), out)
+        json.loads(out.getvalue())
+
+
+# -- speedscope -----------------------------------------------------------------------------------
+
+
+def scoped(report: Report) -> Any:
+    out = io.StringIO()
+    speedscope.write(report, out)
+    return json.loads(out.getvalue())
+
+
+@given(samples.any_report())
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+def test_speedscope_satisfies_its_published_schema_and_is_balanced(report: Report) -> None:
+    document = scoped(report)
+    jsonschema.validate(document, SPEEDSCOPE)
+    for profile in document["profiles"]:
+        stack: list[int] = []
+        at = profile["startValue"]
+        for event in profile["events"]:
+            assert at <= event["at"] <= profile["endValue"]
+            at = event["at"]
+            if event["type"] == "O":
+                stack.append(event["frame"])
+            else:
+                assert stack.pop() == event["frame"]
+        assert stack == []
+
+
+def test_speedscope_has_the_reports_times() -> None:
+    report = samples.cold()
+    document = scoped(report)
+    (profile,) = document["profiles"]
+    frames = [frame["name"] for frame in document["shared"]["frames"]]
+    took: dict[str, int] = defaultdict(int)
+    began: list[int] = []
+    for event in profile["events"]:
+        if event["type"] == "O":
+            began.append(event["at"])
+        else:
+            took[frames[event["frame"]]] += event["at"] - began.pop()
+    request = report.requests[0]
+    assert took == request.phase_totals() | request.activity_totals()
+
+
+# -- folded ---------------------------------------------------------------------------------------
+
+
+def folds(report: Report, timeline: Timeline) -> list[tuple[list[str], int]]:
+    out = io.StringIO()
+    folded.write(report, timeline, out)
+    lines = [line.rsplit(" ", 1) for line in out.getvalue().splitlines()]
+    return [(stack.split(";"), int(ns)) for stack, ns in lines]
+
+
+def test_folded_lines_add_up_to_the_wait() -> None:
+    for report, timeline in (switch(), (samples.cold(), nothing())):
+        by_request: dict[str, int] = defaultdict(int)
+        for stack, ns in folds(report, timeline):
+            by_request[stack[0]] += ns
+        waits = [words.waited_ns(s) for s in html_data.subjects(report)]
+        assert list(by_request.values()) == waits
+
+
+def test_folded_names_the_file_that_was_waited_for() -> None:
+    load = next(p for p in router_switch().only_request().phases if p.phase == "load")
+    begin = ms(load.start_ns)
+    scene = router_switch().wait(NEW, begin, begin + 10, Wait.STORAGE, ino=B_GGUF)
+    timeline = scene.timeline()
+    lines = folds(conclude(timeline, Path("x")), timeline)
+    told = [(stack[1], stack[3], ns) for stack, ns in lines if len(stack) == 4]
+    assert told == [("load", timeline.files[DEV, B_GGUF].path, 10 * MS)]
+
+
+def test_a_folded_frame_holds_no_separator() -> None:
+    for name in (*samples.HOSTILE_NAMES, "a;b 5"):
+        for stack, _ in folds(samples.hostile(name), nothing()):
+            assert len(stack) == 3
