@@ -198,7 +198,7 @@ def test_every_kind_opens_and_can_be_moved_without_complaint(
     assert browser.complaints() == []
 
 
-def test_a_million_events_open_in_two_seconds_and_pan_smoothly(browser: Browser) -> None:
+def test_a_million_events_open_and_pan_without_a_stall(browser: Browser) -> None:
     report = _million()
     browser.open(report)
     assert float(browser.run("return document.documentElement.dataset.ready")) < 10_000
