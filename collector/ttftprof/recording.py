@@ -289,8 +289,8 @@ _SIDE_FILES = ("", "-wal", "-shm", "-journal")
 def _set_aside(path: Path) -> list[tuple[Path, Path]]:
     """Moves a recording that is to be replaced, with its log, out of the way until the new one has
     begun: [(where it was, where it is)]."""
-    if path.is_dir() and not path.is_symlink():
-        raise OutputError(f"{path} is a folder", "name a file with -o FILE")
+    if path.exists() and not path.is_symlink() and not path.is_file():
+        raise OutputError(f"{path} is no regular file", "name a file with -o FILE")
     moved = []
     for end in _SIDE_FILES:
         was, now = Path(f"{path}{end}"), Path(f"{path}.replaced{end}")

@@ -126,6 +126,8 @@ def command(
             f"{' and '.join([*chosen, *(['a command'] if command_line else [])])} name two targets",
             "give one of them",
         )
+    if any(value == "" for value in named.values()):
+        raise UsageError(f"{chosen[0]} is empty", "an empty name would mean the whole machine")
     if os.geteuid() != 0:
         raise NotPermitted(
             "recording needs the kernel's probes, and those need root",
