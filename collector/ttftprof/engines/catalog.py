@@ -59,14 +59,17 @@ def recognise(exe: str, argv: Sequence[str]) -> Engine | None:
 _INTERPRETER = re.compile(r"(python|pypy)[\d.]*$|uv$|pipx$")
 
 
-_SECRET = re.compile(r"key|token|secret|password|passwd|auth|credential", re.IGNORECASE)
-_SHORT_SECRETS = {"-hft"}  # llama.cpp's short form of --hf-token
+_SECRET = re.compile(
+    r"key|token|secret|password|passwd|auth|credential|prompt|^--data|^--json", re.IGNORECASE
+)
+# Short forms of --hf-token and --prompt (llama.cpp), --system-prompt, and --data (curl).
+_SHORT_SECRETS = {"-hft", "-p", "-sys", "-d"}
 _HIDDEN = "•••"
 # Secrets inside one argument: a shell line, a header, a URL with a password.
 _INSIDE: tuple[tuple[re.Pattern[str], str], ...] = (
     (
         re.compile(
-            r"(--?[\w-]*(?:key|token|secret|passw|auth|credential)[\w-]*(?:\s+|=))[^\s'\"]+",
+            r"(--?[\w-]*(?:key|token|secret|passw|auth|credential|prompt|data)[\w-]*(?:\s+|=))[^\s'\"]+",
             re.IGNORECASE,
         ),
         rf"\1{_HIDDEN}",
