@@ -81,7 +81,6 @@ static __always_inline struct address_space *fuse_mapping(struct fuse_args_pages
 #define REGS_ARG3(regs) ((regs)->r10)
 #define REGS_ARG4(regs) ((regs)->r8)
 #define REGS_ARG5(regs) ((regs)->r9)
-#define REGS_SP(regs) ((regs)->sp)
 #define O_DIRECT_FLAG 040000
 #elif defined(__TARGET_ARCH_arm64)
 #define REGS_NR(regs) ((s64)(regs)->syscallno)
@@ -91,7 +90,6 @@ static __always_inline struct address_space *fuse_mapping(struct fuse_args_pages
 #define REGS_ARG3(regs) ((regs)->regs[3])
 #define REGS_ARG4(regs) ((regs)->regs[4])
 #define REGS_ARG5(regs) ((regs)->regs[5])
-#define REGS_SP(regs) ((regs)->sp)
 #define O_DIRECT_FLAG 0200000
 #endif
 

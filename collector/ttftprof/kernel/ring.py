@@ -35,9 +35,6 @@ class _Ring:
         self._consumer = np.frombuffer(self._consumer_map, "<u8", 1)
         self._producer = np.frombuffer(self._producer_map, "<u8", 1)
 
-    def waiting_bytes(self) -> int:
-        return int(self._producer[0] - self._consumer[0])
-
     def _span(self) -> tuple[int, int]:
         """(offset of the first unread byte in the data, unread bytes)."""
         consumed = int(self._consumer[0])

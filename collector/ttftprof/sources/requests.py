@@ -113,7 +113,6 @@ class RequestTap:
         self.on_progress = on_progress
         self._set_quiet = set_quiet
         self._open: dict[int, _Tapped] = {}
-        self.exchanges_on_tls = 0
 
     def take(self, head: Any, data: bytes, sent: bool) -> None:
         """A piece of `struct text` of kind RECEIVED or SENT."""
