@@ -174,6 +174,7 @@ class Verdict:
     confidence: str
     explanation: str
     actions: tuple[Action, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

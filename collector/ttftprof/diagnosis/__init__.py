@@ -1,0 +1,140 @@
+"""The verdict on one request: what to blame, how sure, what to change, how to check it.
+
+Pure. Alone, a request is judged by its dominant phase × activity; beside a resident request of the
+same recording, by the first phase that grew beyond noise. Every number in a sentence is evidence of
+the recording; a gain is only promised with the model that gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ttftprof.diagnosis.phase_rules import PHASE_RULES
+from ttftprof.diagnosis.rules import Blamed, Facts, Rule, seconds
+from ttftprof.diagnosis.storage_rules import STORAGE_RULES
+from ttftprof.model import CONFIDENCES, Phase, Request, Verdict
+
+__all__ = ["NOISE_NS", "NOISE_SHARE", "RULES", "Facts", "first_that_grew", "judge", "noise_ns"]
+
+# All that apply add to the verdict, in this order: the first action is the first rule's.
+RULES: tuple[Rule, ...] = (*STORAGE_RULES, *PHASE_RULES)
+
+# Growth that counts: more than this share of the baseline's TTFT and than this time.
+NOISE_SHARE = 0.10
+NOISE_NS = 20_000_000
+
+_PHASE_WORDS = {
+    "queue": "waiting behind other work",
+    "evict": "ending the old model",
+    "launch": "starting the new server process",
+    "load": "loading the weights",
+    "init": "initialising the runtime (context, KV memory, warm-up)",
+    "ready_gap": "waiting for the front to notice that the server was ready",
+    "prefill": "processing the prompt",
+    "first_decode": "producing and relaying the first token",
+    "unexplained": "something that no probe saw",
+}
+_ACTIVITY_WORDS = {
+    "storage_wait": "waiting for storage",
+    "fault": "in page faults on the CPU",
+    "cpu": "computing",
+    "transfer": "copying to the device",
+    "gpu": "waiting for the device",
+    "lock": "waiting for a lock",
+    "reclaim": "waiting for memory to be freed",
+    "sleep": "asleep on a timer",
+    "idle": "waiting for somebody else",
+}
+
+
+_UNANSWERED = {
+    "ok": "The answer held no text, so there is no first token to explain.",
+    "error": "The server answered with an error: there is no first token to explain.",
+    "timeout": "The client gave up before the first token.",
+    "cancelled": "The client hung up before the first token.",
+    "incomplete": "Recording ended before the first token was seen.",
+}
+
+
+def judge(facts: Facts, baseline: Request | None) -> Verdict:
+    """The verdict. `baseline`: a resident request of the same server, if the recording has one."""
+    if not facts.answered:
+        return Verdict("unknown", None, None, "low", _UNANSWERED.get(facts.outcome, ""))
+    if facts.ttft_ns <= 0 or not facts.table:
+        return Verdict("unknown", None, None, "low", "Nothing of this request's wait was seen.")
+    phase = first_that_grew(facts.phases, baseline) or _dominant_phase(facts)
+    spent = facts.table[phase]
+    activity = max(spent, key=lambda a: spent[a])
+    share = spent[activity] / facts.ttft_ns
+    if phase == "unexplained":
+        return Verdict(
+            "unknown", activity, share, "low", _sentence(facts, phase, activity, baseline)
+        )
+    hints = [hint for hint in facts.hints if hint.phase == phase]
+    blamed = Blamed(facts, phase, activity)
+    findings = [found for row in RULES if (found := row.look(blamed)) is not None]
+    said = [_sentence(facts, phase, activity, baseline), *(f.says for f in findings)]
+    limits = [_confidence(facts, phase), *(f.at_most for f in findings if f.at_most)]
+    return Verdict(
+        cause=phase,
+        activity=activity,
+        share=share,
+        confidence=max(limits, key=CONFIDENCES.index),
+        explanation=" ".join(text for text in (*said, *(h.says for h in hints)) if text),
+        actions=(
+            *(hint.action for hint in hints if hint.action is not None),
+            *(action for found in findings for action in found.actions),
+        ),
+        evidence=tuple(item for found in findings for item in found.evidence),
+    )
+
+
+def _dominant_phase(facts: Facts) -> str:
+    """The phase of the largest phase × activity cell."""
+    return max(facts.table, key=lambda p: max(facts.table[p].values()))
+
+
+def noise_ns(baseline: Request) -> int:
+    """Growth of a phase that may be chance: a share of the baseline's wait, at least some time."""
+    return max(NOISE_NS, int(NOISE_SHARE * (baseline.ttft_ns or 0)))
+
+
+def first_that_grew(phases: Sequence[Phase], baseline: Request | None) -> str | None:
+    """Against a baseline: the first phase, in order of time, that grew beyond noise and makes up a
+    good part (a fifth) of all that grew."""
+    if baseline is None or baseline.ttft_ns is None:
+        return None
+    usual = baseline.phase_totals()
+    grown: dict[str, int] = {}
+    for phase in phases:
+        grown[phase.phase] = grown.get(phase.phase, -usual.get(phase.phase, 0)) + phase.duration_ns
+    beyond = {name: ns for name, ns in grown.items() if ns > noise_ns(baseline)}
+    total = sum(beyond.values())
+    return next((name for name, ns in beyond.items() if ns * 5 >= total), None)
+
+
+def _confidence(facts: Facts, phase: str) -> str:
+    total = sum(p.duration_ns for p in facts.phases) or 1
+    unexplained = sum(p.duration_ns for p in facts.phases if p.phase == "unexplained")
+    blamed = [p for p in facts.phases if p.phase == phase]
+    observed = all(p.basis == "observed" for p in blamed)
+    if unexplained > 0.1 * total or facts.sources_missing > 2:
+        return "low"
+    return "high" if observed and not facts.sources_missing else "medium"
+
+
+def _sentence(facts: Facts, phase: str, activity: str, baseline: Request | None) -> str:
+    in_phase = sum(facts.table[phase].values())
+    in_cell = facts.table[phase][activity]
+    text = (
+        f"Of {seconds(facts.ttft_ns)} {facts.until}, {seconds(in_phase)} went into "
+        f"{_PHASE_WORDS[phase]}"
+    )
+    if in_cell < in_phase:
+        text += f", {seconds(in_cell)} of it {_ACTIVITY_WORDS[activity]}"
+    else:
+        text += f", all of it {_ACTIVITY_WORDS[activity]}"
+    if baseline is not None and baseline.ttft_ns:
+        usual = baseline.phase_totals().get(phase, 0)
+        text += f" (request {baseline.id}, with the model resident: {seconds(usual)})"
+    return text + "."
