@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from ttftprof.model import (
     SourceState,
     Verdict,
 )
-from ttftprof.phases import Served
+from ttftprof.phases import Served, Started
 from ttftprof.recording import Reader
 from ttftprof.timeline import FileFacts, Timeline, build, split_by
 from ttftprof.tracks import tracks_of
@@ -38,7 +38,7 @@ def analyse(path: Path) -> Report:
 def conclude(timeline: Timeline, path: Path) -> Report:
     """The report on a timeline; `path` is only named in it."""
     meta = timeline.meta
-    requests = tuple(_requests(timeline))
+    requests = tuple(request for _, request in concluded(timeline))
     clock = meta.get("clock") or {}
     return Report(
         tool=dict(meta.get("tool") or {}),
@@ -55,7 +55,7 @@ def conclude(timeline: Timeline, path: Path) -> Report:
         requests=requests,
         series=tuple(_series(timeline, requests)),
         notes=tuple(_notes(timeline)),
-        starts=tuple(_starts(timeline)),
+        starts=tuple(start for _, start in starts(timeline)),
         tracks=tracks_of(timeline),
     )
 
@@ -76,15 +76,22 @@ def _overhead(timeline: Timeline) -> Overhead:
 # -- requests -------------------------------------------------------------------------------------
 
 
-def _requests(timeline: Timeline) -> list[Request]:
+def concluded(
+    timeline: Timeline,
+    wanted: Callable[[Served], bool] = lambda _: True,
+    known: Sequence[Request] = (),
+) -> list[tuple[Served, Request]]:
+    """The requests of a timeline, each with what it was concluded from, oldest first.
+
+    `wanted` chooses among them; `known` are other requests, concluded before, that these may be
+    held against.
+    """
     everyone = phases.requests_of(timeline)
-    found = [
-        _request(timeline, served, everyone, str(number))
-        for number, served in enumerate(everyone, 1)
-    ]
+    chosen = [(str(n), served) for n, served in enumerate(everyone, 1) if wanted(served)]
+    found = [_request(timeline, served, everyone, identity) for identity, served in chosen]
     return [
-        _judged(timeline, request, found, served.server)
-        for request, served in zip(found, everyone, strict=True)
+        (served, _judged(timeline, request, [*known, *found], served.server))
+        for request, (_, served) in zip(found, chosen, strict=True)
     ]
 
 
@@ -129,20 +136,24 @@ def _request(
     )
 
 
-def _starts(timeline: Timeline) -> list[Request]:
+def starts(timeline: Timeline) -> list[tuple[Started, Request]]:
+    """The starts that no request waited for, each with what it was concluded from."""
     everyone = phases.requests_of(timeline)
     return [
-        _judged(
-            timeline,
-            _start(timeline, started, f"start {number}"),
-            (),
-            started.start.process.tgid,
+        (
+            started,
+            _judged(
+                timeline,
+                _start(timeline, started, f"start {number}"),
+                (),
+                started.start.process.tgid,
+            ),
         )
         for number, started in enumerate(phases.starts_of(timeline, everyone), 1)
     ]
 
 
-def _start(timeline: Timeline, started: phases.Started, identity: str) -> Request:
+def _start(timeline: Timeline, started: Started, identity: str) -> Request:
     parts, process, weights = started.phases, started.start.process, started.start.weights
     begin_ns, end_ns = parts[0].start_ns, parts[-1].end_ns
     critical = started.critical_processes()

@@ -17,7 +17,7 @@ from ttftprof.engines.driver_calls import DRIVER_CALLS, FIRST_ROW
 from ttftprof.engines.kernel_caches import is_compiler
 from ttftprof.events import Kind, Records
 from ttftprof.gpu_rows import Valid
-from ttftprof.recording import Reader
+from ttftprof.recording import Facts
 
 _IMPOSSIBLE_NS = 1 << 62
 STILL_THERE = int(np.iinfo(np.int64).max)
@@ -98,7 +98,7 @@ class GpuFacts:
         return [call for call in self.calls.get(tgid, ()) if call.to_device]
 
 
-def read(reader: Reader, by_kind: Mapping[Kind, Records]) -> GpuFacts:
+def read(reader: Facts, by_kind: Mapping[Kind, Records]) -> GpuFacts:
     """Raises `ValueError`, `TypeError` or `LookupError` for facts that make no sense."""
     calls: dict[int, list[DriverSpan]] = {}
     for tgid, span in _spans(by_kind):
@@ -163,7 +163,7 @@ def _ordered(rows: Records) -> Records:
     return ordered
 
 
-def _cache_opens(reader: Reader) -> Iterator[CacheOpen]:
+def _cache_opens(reader: Facts) -> Iterator[CacheOpen]:
     for ns, fact in reader.facts("cache_open"):
         yield CacheOpen(
             ns=ns,

@@ -39,7 +39,7 @@ from ttftprof.events import (
 )
 from ttftprof.kernel import libbpf
 from ttftprof.kernel.session import ProbeSession, Settings
-from ttftprof.recording import Source, Writer
+from ttftprof.recording import Sink, Source
 from ttftprof.sources.gpu import Gpus
 from ttftprof.sources.libraries import LibraryMarks
 from ttftprof.sources.mounts import (
@@ -119,7 +119,7 @@ class Recorder:
 
     def __init__(
         self,
-        writer: Writer,
+        writer: Sink,
         target: Target,
         settings: Settings | None = None,
         limits: Limits | None = None,
@@ -520,8 +520,14 @@ class Recorder:
 
     def _exchange_ended(self, seen: Seen) -> None:
         self.writer.add_fact("exchange", seen.exchange.start_ns, seen.as_fact())
-        if (seen.socket, seen.exchange.start_ns) in self._counted:
+        key = (seen.socket, seen.exchange.start_ns)
+        if key in self._counted:
             self.progress.open_requests -= 1
+            self._counted -= {key, (*key, 1)}
+
+    def unfinished(self) -> list[Seen]:
+        """The exchanges that have not ended, as they stand."""
+        return self._tap.pending()
 
     # -- libraries ----------------------------------------------------------------------------
 
@@ -579,9 +585,9 @@ class Recorder:
             self.writer.add_batch("events", self.session.unanswered(now_ns()))
             self._sample_mounts("end")
             self._write(now_ns())
-            for seen in self._tap.pending():
+            for seen in self.unfinished():
                 self.writer.add_fact("exchange", seen.exchange.start_ns, seen.as_fact())
-            self._write_states()
+            self.write_states()
             costs = self.session.program_costs()
             self.writer.set_meta("probe_costs", {n: list(c) for n, c in costs.items()})
             self.writer.set_meta("own", self._own_cost())
@@ -595,7 +601,8 @@ class Recorder:
             self._wake_r.close()
             self._wake_w.close()
 
-    def _write_states(self) -> None:
+    def write_states(self) -> None:
+        """How the sources stand and what was lost, as of now."""
         for state in self.session.states_for(self._fstypes):
             self.writer.set_source(Source(state.name, state.state, state.reason, state.lost))
         if self.session.states["marks"].state == "ok" and not self._libraries.attached:

@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -69,6 +69,34 @@ class Source:
     state: str
     reason: str = ""
     lost: str = ""
+
+
+class Sink(Protocol):
+    """What a recorder writes to; `Writer` tells what each call means."""
+
+    path: Path
+    filesystem: str
+
+    def set_meta(self, key: str, value: Any) -> None: ...
+    def add_batch(self, stream: str, records: Records) -> None: ...
+    def add_fact(self, kind: str, ns: int, fact: Mapping[str, Any]) -> None: ...
+    def set_source(self, source: Source) -> None: ...
+    def set_lost(self, place: str, count: int) -> None: ...
+    def commit(self) -> None: ...
+    def close(self, complete: bool) -> None: ...
+
+
+class Facts(Protocol):
+    """A recording as the analysis reads it; `Reader` tells what each call means."""
+
+    path: Path
+
+    @property
+    def meta(self) -> dict[str, Any]: ...
+    def stream(self, stream: str) -> Records: ...
+    def facts(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]: ...
+    def sources(self) -> list[Source]: ...
+    def lost(self) -> dict[str, int]: ...
 
 
 def layout_of(dtype: np.dtype[Any]) -> list[list[Any]]:

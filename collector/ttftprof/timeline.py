@@ -21,7 +21,7 @@ from ttftprof.engines.markers import SYMBOL_MARKS
 from ttftprof.errors import RecordingError
 from ttftprof.events import Kind, Records, Wait
 from ttftprof.gpu_facts import GpuFacts
-from ttftprof.recording import Reader, Source
+from ttftprof.recording import Facts, Source
 from ttftprof.sources.http import BEGAN_BEFORE
 from ttftprof.sources.mountstats import MountStats
 
@@ -215,7 +215,7 @@ def _began_ns(call: Call) -> int:
     return call.start_ns
 
 
-def build(reader: Reader) -> Timeline:
+def build(reader: Facts) -> Timeline:
     """Reads a whole recording. Raises `RecordingError` if it cannot be read."""
     try:
         return _build(reader)
@@ -226,7 +226,7 @@ def build(reader: Reader) -> Timeline:
         ) from error
 
 
-def _build(reader: Reader) -> Timeline:
+def _build(reader: Facts) -> Timeline:
     meta = _sound(reader.meta)
     written = reader.stream("events"), reader.stream("threads")
     events = _possible(written[0], "start_ns", "duration_ns")
@@ -314,7 +314,7 @@ def _last_stamp(events: Records, threads: Records, otherwise: int) -> int:
 # -- processes ------------------------------------------------------------------------------------
 
 
-def _processes(reader: Reader, by_kind: Mapping[Kind, Records]) -> dict[int, Sequence[Process]]:
+def _processes(reader: Facts, by_kind: Mapping[Kind, Records]) -> dict[int, Sequence[Process]]:
     lives: dict[int, list[Process]] = {}
     moments: list[tuple[int, int, str, Any]] = []
     for kind in (Kind.FORK, Kind.EXEC, Kind.PROCESS_EXIT, Kind.THREAD_END):
@@ -492,7 +492,7 @@ def _call(enter: Any, names: Mapping[int, str], end_ns: int) -> Call:
     )
 
 
-def _marks(reader: Reader) -> Iterator[Mark]:
+def _marks(reader: Facts) -> Iterator[Mark]:
     for ns, fact in reader.facts("mark"):
         values = {k: v for k, v in fact.items() if k not in ("name", "tgid", "tid")}
         yield Mark(str(fact.get("name")), ns, int(fact.get("tgid", 0)), values)
@@ -504,9 +504,7 @@ _STAMPS = ("request_end_ns", "headers_ns", "first_token_ns", "end_ns")
 _COUNTS = ("status", "prompt_tokens", "cached_tokens", "completion_tokens")
 
 
-def _exchanges(
-    reader: Reader, by_kind: Mapping[Kind, Records], armed_ns: int
-) -> Iterator[Exchange]:
+def _exchanges(reader: Facts, by_kind: Mapping[Kind, Records], armed_ns: int) -> Iterator[Exchange]:
     facts = [fact for _, fact in reader.facts("exchange")]
     clients = _Clients(by_kind, {int(fact["local_port"]) for fact in facts})
     for fact in sorted(facts, key=lambda f: int(f["start_ns"])):
@@ -568,7 +566,7 @@ class _Clients:
 # -- files ----------------------------------------------------------------------------------------
 
 
-def _files(reader: Reader, looks: Ints, end_ns: int) -> dict[tuple[int, int], FileFacts]:
+def _files(reader: Facts, looks: Ints, end_ns: int) -> dict[tuple[int, int], FileFacts]:
     """The followed files. `looks`: every moment at which the recorder read the counters."""
     rows = _possible(reader.stream("files"), "ns")
     rows = rows[np.argsort(rows["ns"], kind="stable")]

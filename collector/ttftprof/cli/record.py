@@ -9,11 +9,11 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import click
 
@@ -34,6 +34,24 @@ from ttftprof.recorder import Limits, Progress, Recorder
 from ttftprof.recording import Writer
 from ttftprof.sources.processes import has_host_pids
 
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_TARGET_OPTIONS = (
+    click.option("--pid", type=int, help="Record this process and all below it."),
+    click.option("--port", type=int, help="Record the server that listens on this TCP port."),
+    click.option("--name", help="Record the server with this process name."),
+    click.option("--unit", help="Record the processes of this systemd unit."),
+    click.option("--container", help="Record the processes of this container (id or Docker name)."),
+    click.option("--cgroup", help="Record the processes of this control group."),
+    click.argument("command_line", nargs=-1, type=click.UNPROCESSED),
+)
+
+
+def target_options(command: _Command) -> _Command:
+    """What names the server, for every command that records; see `check_target`."""
+    for option in reversed(_TARGET_OPTIONS):
+        command = option(command)
+    return command
+
 
 @click.command(
     "record",
@@ -42,12 +60,7 @@ from ttftprof.sources.processes import has_host_pids
     "  sudo ttftprof record --port 8080 --first-tokens 1\n"
     "  sudo ttftprof record -- llama-server -m model.gguf",
 )
-@click.option("--pid", type=int, help="Record this process and all below it.")
-@click.option("--port", type=int, help="Record the server that listens on this TCP port.")
-@click.option("--name", help="Record the server with this process name.")
-@click.option("--unit", help="Record the processes of this systemd unit.")
-@click.option("--container", help="Record the processes of this container (id or Docker name).")
-@click.option("--cgroup", help="Record the processes of this control group.")
+@target_options
 @click.option(
     "-o",
     "--output",
@@ -87,14 +100,7 @@ from ttftprof.sources.processes import has_host_pids
     help="Mark every kernel launch too; costs microseconds thousands of times a second.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="No live line.")
-@click.argument("command_line", nargs=-1, type=click.UNPROCESSED)
 def command(
-    pid: int | None,
-    port: int | None,
-    name: str | None,
-    unit: str | None,
-    container: str | None,
-    cgroup: str | None,
     output: Path | None,
     force: bool,
     duration: float | None,
@@ -105,6 +111,7 @@ def command(
     gpu_launches: bool,
     quiet: bool,
     command_line: tuple[str, ...],
+    **named: Any,
 ) -> int:
     """Record a server while it switches models.
 
@@ -112,15 +119,35 @@ def command(
     servers that run here are looked for. Start it before the switch, switch the model as usual,
     then press Ctrl-C. The server is not touched.
     """
-    named = {
-        "--pid": pid,
-        "--port": port,
-        "--name": name,
-        "--unit": unit,
-        "--container": container,
-        "--cgroup": cgroup,
-    }
-    chosen = [option for option, value in named.items() if value is not None]
+    check_target(named, command_line)
+    path = output or Path(time.strftime("ttftprof-%Y%m%d-%H%M%S.ttft"))
+    settings = Settings(
+        min_file_bytes=_whole("--min-file-mb", min_file_mb, 1 << 20),
+        event_ring_bytes=_ring_bytes(ring_kb),
+    )
+    duration_ns = None if duration is None else _whole("--duration", duration, NS_PER_S)
+    child = Gate.spawn(command_line) if command_line else None
+    try:
+        target = find_target(named, child)
+        _say(f"recording {target.how}")
+        limits = Limits(
+            duration_ns=duration_ns,
+            first_tokens=first_tokens,
+            command_pid=child.pid if child else None,
+        )
+        writer = Writer(path, overwrite=force)
+        live = _LiveLine(enabled=not quiet and sys.stderr.isatty())
+        recorder = Recorder(writer, target, settings, limits, live.show, _say, gpu_launches)
+        return _record(recorder, writer, ready_file, child, live)
+    except BaseException:
+        if child:
+            child.kill()
+        raise
+
+
+def check_target(named: Mapping[str, Any], command_line: tuple[str, ...]) -> None:
+    """Raises what stands against recording it, before anything begins."""
+    chosen = [f"--{name}" for name, value in named.items() if value is not None]
     if len(chosen) + bool(command_line) > 1:
         raise UsageError(
             f"{' and '.join([*chosen, *(['a command'] if command_line else [])])} name two targets",
@@ -143,46 +170,23 @@ def command(
         raise TargetError(
             f"there is no command {command_line[0]!r}", "check its name, or give its whole path"
         )
-    path = output or Path(time.strftime("ttftprof-%Y%m%d-%H%M%S.ttft"))
-    settings = Settings(
-        min_file_bytes=_whole("--min-file-mb", min_file_mb, 1 << 20),
-        event_ring_bytes=_ring_bytes(ring_kb),
-    )
-    duration_ns = None if duration is None else _whole("--duration", duration, NS_PER_S)
-    child = _Gate.spawn(command_line) if command_line else None
-    try:
-        target = _find(named, child)
-        _say(f"recording {target.how}")
-        limits = Limits(
-            duration_ns=duration_ns,
-            first_tokens=first_tokens,
-            command_pid=child.pid if child else None,
-        )
-        writer = Writer(path, overwrite=force)
-        live = _LiveLine(enabled=not quiet and sys.stderr.isatty())
-        recorder = Recorder(writer, target, settings, limits, live.show, _say, gpu_launches)
-        return _record(recorder, ready_file, child, live)
-    except BaseException:
-        if child:
-            child.kill()
-        raise
 
 
-def _find(named: Mapping[str, object], child: _Gate | None) -> targets.Target:
+def find_target(named: Mapping[str, Any], child: Gate | None) -> targets.Target:
+    """The processes meant by the options of `target_options`, as of now."""
     if child:
         return replace(targets.by_pid(child.pid), how=f"the command {child.shown}")
-    if named["--pid"] is not None:
-        return targets.by_pid(int(str(named["--pid"])))
-    if named["--port"] is not None:
-        return targets.by_port(int(str(named["--port"])))
-    if named["--name"] is not None:
-        return targets.by_name(str(named["--name"]))
-    if named["--unit"] is not None:
-        return targets.by_unit(str(named["--unit"]))
-    if named["--container"] is not None:
-        return targets.by_container(str(named["--container"]))
-    if named["--cgroup"] is not None:
-        return targets.by_cgroup(str(named["--cgroup"]))
+    by: dict[str, Callable[[Any], targets.Target]] = {
+        "pid": targets.by_pid,
+        "port": targets.by_port,
+        "name": targets.by_name,
+        "unit": targets.by_unit,
+        "container": targets.by_container,
+        "cgroup": targets.by_cgroup,
+    }
+    for name, value in named.items():
+        if value is not None:
+            return by[name](value)
     return targets.discover()
 
 
@@ -206,9 +210,12 @@ def _ring_bytes(ring_kb: int) -> int:
 
 
 def _record(
-    recorder: Recorder, ready_file: Path | None, child: _Gate | None, live: _LiveLine
+    recorder: Recorder,
+    writer: Writer,
+    ready_file: Path | None,
+    child: Gate | None,
+    live: _LiveLine,
 ) -> int:
-    writer = recorder.writer
     try:
         recorder.handle_signals()
         recorder.arm()
@@ -288,7 +295,7 @@ class _LiveLine:
             sys.stderr.flush()
 
 
-class _Gate:
+class Gate:
     """A command that waits, already forked, until the probes are armed.
 
     Under sudo it runs as the user who called sudo, not as root.
@@ -302,7 +309,7 @@ class _Gate:
         self._gate = gate
 
     @classmethod
-    def spawn(cls, command_line: tuple[str, ...]) -> _Gate:
+    def spawn(cls, command_line: tuple[str, ...]) -> Gate:
         gate_r, gate_w = os.pipe()
         pid = os.fork()
         if pid == 0:
