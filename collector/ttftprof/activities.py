@@ -174,17 +174,17 @@ def _changes(
 
 def _next_wake_reason(threads: Sequence[Waits], after: Ints) -> Ints:
     """For each moment, why the first thread to wake at or after it had slept."""
-    ends = np.concatenate([t.end_ns for t in threads])
-    reasons = np.concatenate([t.reason for t in threads]).astype(np.int64)
+    # Being preempted is no sleep: such a thread was counted as running.
+    slept = [t.reason != Wait.RUNNABLE for t in threads]
+    ends = np.concatenate([t.end_ns[own] for t, own in zip(threads, slept, strict=True)])
+    reasons = np.concatenate([t.reason[own] for t, own in zip(threads, slept, strict=True)])
     if not len(ends):
         return np.full(len(after), int(Wait.OTHER), np.int64)
     order = np.argsort(ends, kind="stable")
-    ends, reasons = ends[order], reasons[order]
+    ends, reasons = ends[order], reasons[order].astype(np.int64)
     where = np.searchsorted(ends, after, side="left")
     found = reasons[np.minimum(where, len(ends) - 1)]
-    found = np.where(where < len(ends), found, int(Wait.OTHER))
-    # Being preempted is no reason to be idle: such a thread was counted as running.
-    return np.where(found == Wait.RUNNABLE, int(Wait.OTHER), found).astype(np.int64)
+    return np.where(where < len(ends), found, int(Wait.OTHER)).astype(np.int64)
 
 
 class _Shares:
