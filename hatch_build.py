@@ -27,6 +27,8 @@ LINKED = OBJECTS / "probes.bpf.o"
 TARGET_ARCHES = {"x86_64": "x86", "aarch64": "arm64"}
 # v3: atomics that return a value (kernel 5.12), which clang 14 does not emit by default
 FLAGS = ["-O2", "-g", "-target", "bpf", "-mcpu=v3", "-Wall", "-Werror", "-I", str(PROBES)]
+# The same objects wherever they are built
+FLAGS.append(f"-ffile-prefix-map={ROOT}=.")
 
 
 class ProbeBuildError(Exception):

@@ -434,9 +434,12 @@ def test_a_command_gets_the_signals_a_shell_would_give_it(tmp_path: Path) -> Non
     assert int(ignored.split()[1], 16) == 0
 
 
-def test_secrets_of_a_command_line_stay_out_of_the_recording(tmp_path: Path) -> None:
-    line = "/bin/true --api-key sesame-line; HF_TOKEN=sesame-environment /bin/true"
-    command = ("sh", "-c", line, "--api-key", "sesame-open", "--hf-token=sesame-shut")
+def test_secrets_and_prompts_of_a_command_line_stay_out_of_the_recording(tmp_path: Path) -> None:
+    """Nor do prompts, of the command or of a child of it, which needs no option to be one."""
+    line = (
+        "/bin/true --api-key sesame-line; HF_TOKEN=sesame-environment /bin/true sesame 'a sesame'"
+    )
+    command = ("sh", "-c", line, "sesame", "--api-key", "sesame-open", "--hf-token=sesame-shut")
     outcome = record("-o", "a.ttft", "--", *command, cwd=tmp_path)
     assert "sesame" not in outcome.said
     assert b"sesame" not in (tmp_path / "a.ttft").read_bytes()

@@ -19,7 +19,7 @@ import click
 
 from ttftprof import target as targets
 from ttftprof.clock import NS_PER_S, now_ns
-from ttftprof.engines.catalog import without_secrets
+from ttftprof.command_line import public_argv
 from ttftprof.errors import (
     NotPermitted,
     OutputError,
@@ -316,7 +316,7 @@ class Gate:
             os.close(gate_w)
             _run_command(gate_r, command_line)
         os.close(gate_r)
-        return cls(pid, gate_w, shlex.join(without_secrets(command_line)))
+        return cls(pid, gate_w, shlex.join(public_argv(command_line)))
 
     def release(self) -> None:
         os.write(self._gate, b"g")

@@ -59,62 +59,6 @@ def recognise(exe: str, argv: Sequence[str]) -> Engine | None:
 _INTERPRETER = re.compile(r"(python|pypy)[\d.]*$|uv$|pipx$")
 
 
-_SECRET = re.compile(
-    r"key|token|secret|password|passwd|auth|credential|prompt|^--data|^--json", re.IGNORECASE
-)
-# Short forms of --hf-token and --prompt (llama.cpp), --system-prompt, and --data (curl).
-_SHORT_SECRETS = {"-hft", "-p", "-sys", "-d"}
-_HIDDEN = "•••"
-# Secrets inside one argument: a shell line, a header, a URL with a password.
-_INSIDE: tuple[tuple[re.Pattern[str], str], ...] = (
-    (
-        re.compile(
-            r"(--?[\w-]*(?:key|token|secret|passw|auth|credential|prompt|data)[\w-]*(?:\s+|=))[^\s'\"]+",
-            re.IGNORECASE,
-        ),
-        rf"\1{_HIDDEN}",
-    ),
-    (
-        re.compile(r"(\b\w*(?:KEY|TOKEN|SECRET|PASSW\w*|CREDENTIAL\w*)=)\S+", re.IGNORECASE),
-        rf"\1{_HIDDEN}",
-    ),
-    (
-        re.compile(r"((?:authorization|[\w-]*(?:key|token))\s*:\s*).+", re.IGNORECASE),
-        rf"\1{_HIDDEN}",
-    ),
-    (re.compile(r"\b(bearer|basic)\s+\S+", re.IGNORECASE), rf"\1 {_HIDDEN}"),
-    (re.compile(r"(://)[^/@\s]+@"), rf"\1{_HIDDEN}@"),
-)
-
-
-def without_secrets(argv: Sequence[str]) -> list[str]:
-    """The command line with everything that may be a secret blotted out.
-
-    The values of options whose name speaks of a key, token or password (all values, up to the next
-    option), `NAME=VALUE` assignments alike, and such things inside a shell line, a header or a URL.
-    """
-    shown: list[str] = []
-    hiding = first = False
-    for argument in argv:
-        is_option = argument.startswith("-")
-        # A key may begin with a dash; two of them are the next option.
-        if hiding and not argument.startswith("--" if first else "-"):
-            shown.append(_HIDDEN)
-            first = False
-            continue
-        name, equals, _ = argument.partition("=")
-        secret = bool(_SECRET.search(name)) and (is_option or bool(equals)) and " " not in name
-        hiding = first = (secret and not equals) or argument in _SHORT_SECRETS
-        shown.append(f"{name}={_HIDDEN}" if secret and equals else _blotted(argument))
-    return shown
-
-
-def _blotted(argument: str) -> str:
-    for pattern, replacement in _INSIDE:
-        argument = pattern.sub(replacement, argument)
-    return argument
-
-
 # What ends in one of these holds weights; anything else may, if it is the biggest file mapped.
 WEIGHT_SUFFIXES = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".onnx", ".ggml", ".npz")
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import psutil
 
-from ttftprof.engines.catalog import recognise, without_secrets
+from ttftprof.command_line import public_argv
+from ttftprof.engines.catalog import recognise
 
 PROC = Path("/proc")
 
@@ -17,7 +18,8 @@ PROC = Path("/proc")
 class ProcessFacts:
     """One process as /proc showed it. `start_ticks` (clock ticks since boot) tells a reused pid.
 
-    `argv` has the values of secret-looking options blotted out; the environment is never read.
+    `argv` is what of the command line may be written down (see command_line.py). The environment
+    is never read.
     """
 
     pid: int
@@ -54,7 +56,7 @@ def read_process(pid: int, proc: Path = PROC) -> ProcessFacts | None:
         ppid=int(fields[1]),
         comm=comm,
         exe=exe,
-        argv=without_secrets(argv),
+        argv=public_argv(argv),
         cwd=_link(root / "cwd"),
         cgroup=_cgroup(root / "cgroup"),
         start_ticks=int(fields[19]),
