@@ -55,9 +55,8 @@ _NUMBER = re.compile(
     r"[-+]?[\d._]{1,20}(?:e[-+]?\d{1,3})?[KMGT]?i?B?|\d{1,9}(?:[,:-]\d{1,9}){1,64}", re.I | re.ASCII
 )
 _PATH = re.compile(r"(?:\.{0,2}|~)/[\x21-\x7e]{0,4000}")
-_MODEL_FILE = re.compile(
-    r"(?:\S{1,400}|\.{0,2}/.{1,400})\.(?:gguf|safetensors|ggml|onnx|pth?|bin)", re.IGNORECASE
-)
+_MODEL_FILE = re.compile(r"\S{1,400}\.(?:gguf|safetensors|ggml|onnx|pth?|bin)", re.IGNORECASE)
+_SPACED_FILE = re.compile(r"[^\n]{1,400}\.(?:gguf|safetensors)", re.IGNORECASE)
 _SCRIPT = re.compile(r"[\w./-]{1,200}\.(?:py|sh|toml|ya?ml|json|service)", re.ASCII)
 _HOST = r"(?:localhost|\d{1,3}(?:\.\d{1,3}){3}|\[?[\da-f]*:[\da-f:]*:[\da-f]*\]?)(?::\d{1,5})?"
 _ADDRESS = re.compile(_HOST, re.IGNORECASE)
@@ -120,9 +119,13 @@ def _option(option: str, equals: str, value: str, ours: bool) -> str:
 
 def _value(argument: str, named: bool) -> str:
     """An argument that is no option; `named`: a model's name or the like is expected here."""
-    if argument in _WORDS or argument in _PROGRAMS or (named and _TOKEN.fullmatch(argument)):
+    if named and (_TOKEN.fullmatch(argument) or _SPACED_FILE.fullmatch(argument)):
         return argument
-    if any(kind.fullmatch(argument) for kind in _HARMLESS):
+    if (
+        argument in _WORDS
+        or argument in _PROGRAMS
+        or any(kind.fullmatch(argument) for kind in _HARMLESS)
+    ):
         return argument
     name, equals, value = argument.partition("=")
     if not equals or not _ASSIGNMENT.fullmatch(name):
