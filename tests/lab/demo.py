@@ -16,7 +16,7 @@ from lab.make_model import make_model
 from lab.page_cache import StillCached, drop_cache, fill_cache
 
 MODELS = ROOT / ".engine/models"
-RECORDINGS = ROOT / "demo-recordings"
+RECORDINGS = ROOT / "demo-recordings"  # unless the command line names another folder
 TTFTPROF = Path(sys.executable).with_name("ttftprof")
 MODEL_SEEDS = {"model-a": 1, "model-b": 2}
 MODEL_SIZE_MB = 300
@@ -46,11 +46,10 @@ def make_models() -> None:
             make_model(model_file(name), size_mb=MODEL_SIZE_MB, layers=MODEL_LAYERS, seed=seed)
 
 
-def record(server: LlamaServer, model: str, stem: str) -> Path:
-    """Records one request to `model`; returns the recording, which replaces an older one."""
-    output = RECORDINGS / f"{stem}.ttft"
-    ready = RECORDINGS / f".{stem}.ready"
-    for old in RECORDINGS.glob(f"{stem}.ttft*"):
+def record(server: LlamaServer, model: str, output: Path) -> Path:
+    """Records one request to `model` as `output`, which replaces an older one."""
+    ready = output.with_name(f".{output.stem}.ready")
+    for old in output.parent.glob(f"{output.name}*"):
         old.unlink()
     ready.unlink(missing_ok=True)
     command: list[str | Path] = [TTFTPROF, "record", "--pid", str(server.pid), "-o", output]
@@ -63,7 +62,7 @@ def record(server: LlamaServer, model: str, stem: str) -> Path:
         finally:
             stop(recorder)
             ready.unlink(missing_ok=True)
-    report_client(stem, reply)
+    report_client(output.stem, reply)
     if not output.exists():
         raise DemoFailed(f"ttftprof record wrote no {output}")
     return output
@@ -102,10 +101,10 @@ def report_client(stem: str, reply: Reply) -> None:
     say(f"{stem}: first token after {reply.ttft_ns / 1e6:.0f} ms, as its client saw it")
 
 
-def run() -> list[Path]:
+def run(folder: Path) -> list[Path]:
     make_models()
-    RECORDINGS.mkdir(exist_ok=True)
-    log_path = RECORDINGS / "server.log"
+    folder.mkdir(exist_ok=True)
+    log_path = folder / "server.log"
     log_path.unlink(missing_ok=True)
     fill_cache(model_file("model-a"))
     say("starting llama-server in router mode with model-a")
@@ -113,17 +112,18 @@ def run() -> list[Path]:
         server.chat("model-a", PROMPT)
         say("recording a cold switch to model-b, none of it in the page cache")
         drop_cache(model_file("model-b"))
-        recordings = [record(server, "model-b", "cold")]
+        recordings = [record(server, "model-b", folder / "cold.ttft")]
         say("recording the switch back to model-a, all of it in the page cache")
-        recordings.append(record(server, "model-a", "reswitch"))
+        recordings.append(record(server, "model-a", folder / "reswitch.ttft"))
         say("recording a request to model-a, which is loaded")
-        recordings.append(record(server, "model-a", "warm"))
+        recordings.append(record(server, "model-a", folder / "warm.ttft"))
     return recordings
 
 
 def main() -> None:
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RECORDINGS
     try:
-        recordings = run()
+        recordings = run(folder)
     except (DemoFailed, ServerFailed, StillCached, OSError) as error:
         sys.exit(f"demo: {error}")
     status = subprocess.run([TTFTPROF, "report", *recordings], check=False).returncode

@@ -1,0 +1,52 @@
+"""`scripts/demo`, as a newcomer runs it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lab.demo import MODELS
+from lab.llama_server import ROOT
+from ttftprof.analysis import analyse
+from ttftprof.model import FileUse, Request
+
+pytestmark = [pytest.mark.kernel, pytest.mark.engine, pytest.mark.slow]
+
+TIMEOUT_S = 300
+CLIENT_ERROR_MS = 50  # the client shares two cores with what it measures
+STEMS = ("cold", "reswitch", "warm")
+
+
+def weights(request: Request) -> FileUse:
+    return next(f for f in request.files if f.path.endswith(f"{request.model}.gguf"))
+
+
+def test_the_demo_shows_three_requests_and_where_their_time_went(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [ROOT / "scripts/demo", tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    clients = dict(re.findall(r"(\w+): first token after (\d+) ms", done.stderr))
+    requests: dict[str, Request] = {}
+    for stem in STEMS:
+        assert f"\n{stem} · llama.cpp" in done.stdout
+        report = analyse(tmp_path / f"{stem}.ttft")
+        assert report.complete
+        assert report.lost == {}
+        (requests[stem],) = report.requests
+        ttft_ns = requests[stem].ttft_ns
+        assert ttft_ns == sum(p.duration_ns for p in requests[stem].phases)
+        assert ttft_ns / 1e6 == pytest.approx(int(clients[stem]), abs=CLIENT_ERROR_MS)
+    cold, reswitch, warm = (requests[stem] for stem in STEMS)
+    size = (MODELS / f"{cold.model}.gguf").stat().st_size
+    assert weights(cold).bytes_from_storage == pytest.approx(size, rel=0.01)
+    assert weights(reswitch).bytes_from_storage == 0
+    assert cold.phase_totals()["load"] > reswitch.phase_totals()["load"]
+    assert "load" not in warm.phase_totals()
