@@ -1,10 +1,10 @@
-"""Builds probes/*.bpf.c into collector/ttftprof/kernel/objects/, where the loader looks.
+"""Builds probes/*.bpf.c into collector/ttftprof/kernel/objects/MACHINE/, where the loader looks.
 
 Each source becomes an object; libbpf's static linker joins them into probes.bpf.o, the one that
 is loaded, so that the kernel's types are read once and not per probe. hatchling runs this for
-wheels and editable installs; `python hatch_build.py` does the same in place while a probe is being
-written. Only what is older than a source, a header or this file is rebuilt; what lost its source
-is removed.
+wheels, which get the objects of every machine, and editable installs; `python hatch_build.py` does
+the same in place while a probe is being written. Only what is older than a source, a header or this
+file is rebuilt; what lost its source is removed.
 """
 
 import ctypes
@@ -22,8 +22,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 ROOT = Path(__file__).resolve().parent
 PROBES = ROOT / "probes"
 OBJECTS = ROOT / "collector/ttftprof/kernel/objects"
-LINKED = OBJECTS / "probes.bpf.o"
-# libbpf's names for the register layouts of PT_REGS_PARM and friends
+LINKED = "probes.bpf.o"
+# libbpf's names for the register layouts of PT_REGS_PARM and friends, by name of the machine
 TARGET_ARCHES = {"x86_64": "x86", "aarch64": "arm64"}
 # v3: atomics that return a value (kernel 5.12), which clang 14 does not emit by default
 FLAGS = ["-O2", "-g", "-target", "bpf", "-mcpu=v3", "-Wall", "-Werror", "-I", str(PROBES)]
@@ -38,16 +38,19 @@ class ProbeBuildError(Exception):
 class ProbeBuildHook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name == "wheel":
-            build_objects()
-            # The objects know the machine's register layout, but no Python ABI and no libc.
-            build_data["pure_python"] = False
-            build_data["tag"] = f"py3-none-linux_{platform.machine()}"
+            # Objects know register layouts, but no Python ABI and no libc: one wheel serves all.
+            for machine in [platform.machine()] if version == "editable" else TARGET_ARCHES:
+                build_objects(machine)
 
 
-def build_objects() -> list[Path]:
-    """Brings every object up to date and returns those that were rebuilt."""
-    sources = {OBJECTS / f"{s.name.removesuffix('.c')}.o": s for s in PROBES.glob("*.bpf.c")}
-    stale = set(OBJECTS.glob("*.bpf.o")) - set(sources) - {LINKED}
+def build_objects(machine: str) -> list[Path]:
+    """Brings every object for `machine` up to date and returns those that were rebuilt."""
+    if machine not in TARGET_ARCHES:
+        raise ProbeBuildError(f"no probes for {machine}, only {', '.join(TARGET_ARCHES)}")
+    folder = OBJECTS / machine
+    linked = folder / LINKED
+    sources = {folder / f"{s.name.removesuffix('.c')}.o": s for s in PROBES.glob("*.bpf.c")}
+    stale = set(folder.glob("*.bpf.o")) - set(sources) - {linked}
     for left_over in stale:
         left_over.unlink()
     shared_ns = max(map(modified_ns, [Path(__file__), *PROBES.glob("*.h")]))
@@ -55,12 +58,12 @@ def build_objects() -> list[Path]:
         o for o, s in sorted(sources.items()) if modified_ns(o) <= max(shared_ns, modified_ns(s))
     ]
     if outdated:
-        OBJECTS.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(lambda o: compile_probe(sources[o], o), outdated))
-    if sources and (stale or modified_ns(LINKED) < max(map(modified_ns, sources))):
-        link_objects(sorted(sources), LINKED)
-        outdated.append(LINKED)
+            list(pool.map(lambda o: compile_probe(sources[o], o, machine), outdated))
+    if sources and (stale or modified_ns(linked) < max(map(modified_ns, sources))):
+        link_objects(sorted(sources), linked)
+        outdated.append(linked)
     return outdated
 
 
@@ -90,16 +93,12 @@ def link_objects(objects: list[Path], target: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-def compile_probe(source: Path, target: Path) -> None:
+def compile_probe(source: Path, target: Path, machine: str) -> None:
     """Compiles one probe; `target` is replaced whole or left as it was."""
     clang = shutil.which("clang")
     if clang is None:
         raise ProbeBuildError("clang is not installed: apt-get install clang")
-    arch = TARGET_ARCHES.get(platform.machine())
-    if arch is None:
-        raise ProbeBuildError(
-            f"no probes for {platform.machine()}, only {', '.join(TARGET_ARCHES)}"
-        )
+    arch = TARGET_ARCHES[machine]
     partial = target.with_suffix(f".{os.getpid()}")
     try:
         run([clang, *FLAGS, f"-D__TARGET_ARCH_{arch}", "-c", str(source), "-o", str(partial)])
@@ -121,7 +120,7 @@ def run(command: list[str]) -> None:
 
 if __name__ == "__main__":
     try:
-        for built in build_objects():
+        for built in build_objects(platform.machine()):
             print(f"built {built.relative_to(ROOT)}")
     except ProbeBuildError as error:
         sys.exit(str(error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import platform
 import sys
 from typing import Any
 
@@ -61,13 +62,32 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _show_version(context: click.Context, wanted: bool) -> None:
+    """What a bug report needs: the program, which probes it would load, and into what."""
+    if not wanted or context.resilient_parsing:
+        return
+    from ttftprof.kernel.session import object_build
+
+    click.echo(f"ttftprof {__version__}, probes {object_build() or 'not built'}")
+    click.echo(f"{platform.system()} {platform.release()} {platform.machine()}")
+    click.echo(f"Python {platform.python_version()}")
+    context.exit()
+
+
 @click.command(
     cls=_Lazy,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Start with:  sudo ttftprof record   (switch the model, Ctrl-C)   "
     "then  ttftprof report FILE",
 )
-@click.version_option(__version__, prog_name="ttftprof")
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=lambda context, _, wanted: _show_version(context, wanted),
+    help="Show the versions of ttftprof, its probes and this kernel, and exit.",
+)
 def cli() -> None:
     """Where the first token went, after a local LLM server switched models."""
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ctypes as c
 import errno
+import hashlib
 import os
+import platform
 import re
 import struct
 from collections.abc import Iterable, Sequence
@@ -35,7 +37,7 @@ from ttftprof.kernel.libbpf import BpfError, Pointer, library
 from ttftprof.kernel.ring import EventRing, TextRing, map_array
 from ttftprof.kernel.table import HANDLERS, PROBES, VARIANTS, Probe, call_tables
 
-OBJECT = Path(__file__).parent / "objects" / "probes.bpf.o"
+OBJECT = Path(__file__).parent / "objects" / platform.machine() / "probes.bpf.o"
 THREADS = 8192
 FILES = 4096
 # In this order: the walks over maps and files look only at members.
@@ -44,6 +46,14 @@ _MULTI = ("marks__calls", "marks__returns")
 _CANNOT = (errno.EINVAL, errno.EOPNOTSUPP)
 _ITERATORS = ("process__seed", "files__held_maps", "files__held_files")
 _REFUSED_PROGRAM = re.compile(r"prog '(\w+)'")
+
+
+def object_build(path: Path = OBJECT) -> str | None:
+    """The first digits of the probe object's SHA-256: which build it is. None: there is none."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    except OSError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
