@@ -58,14 +58,14 @@ class _Changes:
 
 
 def process_activities(timeline: Timeline, tgid: int, start_ns: int, end_ns: int) -> list[Activity]:
-    """The partition of [start_ns, end_ns] for one process; one `idle` if nothing is known of it."""
+    """The partition of [start_ns, end_ns] for one process; `unknown` if nothing of it is."""
     if end_ns <= start_ns:
         return []
     threads = [
         w for w in timeline.waits.get(tgid, ()) if w.born_ns < end_ns and w.dead_ns > start_ns
     ]
     if not threads:
-        return [Activity("idle", start_ns, end_ns)]
+        return [Activity("unknown", start_ns, end_ns)]
     copies = [c for c in timeline.gpu.copies(tgid) if c.start_ns < end_ns and c.end_ns > start_ns]
     edges, labels = _label(threads, copies, start_ns, end_ns)
     shares = _Shares(timeline.thread_rows.get(tgid), timeline)

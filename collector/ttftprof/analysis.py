@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ttftprof import diagnosis, gpu, gpu_parts, phases, remote, storage
-from ttftprof.activities import cpu_wait_ns, merged, process_activities
+from ttftprof import circumstances, diagnosis, gpu, gpu_parts, phases, remote, storage
+from ttftprof.activities import merged, process_activities
+from ttftprof.circumstances import Circumstances
 from ttftprof.events import Kind, Records
 from ttftprof.model import (
     Activity,
@@ -89,9 +90,10 @@ def concluded(
     everyone = phases.requests_of(timeline)
     chosen = [(str(n), served) for n, served in enumerate(everyone, 1) if wanted(served)]
     found = [_request(timeline, served, everyone, identity) for identity, served in chosen]
+    beside = [*known, *(request for request, _ in found)]
     return [
-        (served, _judged(timeline, request, [*known, *found], served.server))
-        for request, (_, served) in zip(found, chosen, strict=True)
+        (served, _judged(timeline, request, beside, served.server, also))
+        for (request, also), (_, served) in zip(found, chosen, strict=True)
     ]
 
 
@@ -100,19 +102,21 @@ _UNJUDGED = Verdict("unknown", None, None, "low", "")
 
 def _request(
     timeline: Timeline, served: Served, everyone: Sequence[Served], identity: str
-) -> Request:
-    front, mine = served.front, served.back or served.front
+) -> tuple[Request, Circumstances]:
+    front, mine = served.front, served.last_hop
     parts = phases.partition(timeline, served, everyone)
     critical = phases.critical_processes(timeline, served, parts, everyone)
     activities = tuple(_activities(timeline, parts, critical))
     parts = gpu_parts.with_parts(timeline, parts, critical, activities)
     parts = gpu.with_eviction(timeline, parts)
     start = phases.start_up(timeline, served)
+    known = circumstances.circumstances_of(timeline, served, start, parts, critical, everyone)
+    parts = circumstances.with_lazy_load(parts, known.lazy_bytes)
     end_ns = parts[-1].end_ns if parts else front.start_ns
     members = {served.server}
     files = storage.files_of(timeline, start, members, front.start_ns, end_ns)
     weights = next((f for f in files if f.is_weights), None)
-    return Request(
+    request = Request(
         id=identity,
         engine=_engine(timeline, served),
         model=front.model or mine.model,
@@ -132,8 +136,9 @@ def _request(
         mounts=tuple(storage.mounts_of(timeline, files, front.start_ns, end_ns)),
         gpu=tuple(gpu.uses_of(timeline, served.server, front.start_ns, end_ns)),
         verdict=_UNJUDGED,
-        notes=tuple(_request_notes(timeline, served)),
+        notes=(*_request_notes(timeline, served), *circumstances.notes_of(known)),
     )
+    return request, known
 
 
 def starts(timeline: Timeline) -> list[tuple[Started, Request]]:
@@ -147,6 +152,7 @@ def starts(timeline: Timeline) -> list[tuple[Started, Request]]:
                 _start(timeline, started, f"start {number}"),
                 (),
                 started.start.process.tgid,
+                circumstances.of_start(timeline, started),
             ),
         )
         for number, started in enumerate(phases.starts_of(timeline, everyone), 1)
@@ -207,29 +213,15 @@ def _request_notes(timeline: Timeline, served: Served) -> list[str]:
         notes.append(f"answered with HTTP status {served.front.status}")
     if served.front.start_ns <= timeline.armed_ns:
         notes.append("it began before recording did: it waited at least this long")
-    notes.extend(_crowding(timeline, served))
     return notes
 
 
-CROWDED = 0.1  # share of the time in which a thread wanted to run and had to wait for a core
-
-
-def _crowding(timeline: Timeline, served: Served) -> list[str]:
-    """A note where the server had to share its cores: then nothing of it ran at its own pace."""
-    begin_ns, end_ns = served.front.start_ns, served.last_ns
-    waited = cpu_wait_ns(timeline, served.server, begin_ns, end_ns)
-    ran = storage.counted(timeline, {served.server}, "cpu_ns", begin_ns, end_ns)
-    if not waited or waited < CROWDED * (waited + ran):
-        return []
-    share = waited / (waited + ran)
-    return [
-        f"the server's threads waited for a free core {share:.0%} of the time they wanted to run: "
-        "other programs use the machine"
-    ]
-
-
 def _judged(
-    timeline: Timeline, request: Request, everyone: Sequence[Request], server: int
+    timeline: Timeline,
+    request: Request,
+    everyone: Sequence[Request],
+    server: int,
+    known: Circumstances,
 ) -> Request:
     length = sum(p.duration_ns for p in request.phases)
     facts = diagnosis.Facts(
@@ -245,6 +237,7 @@ def _judged(
         answered=request.first_token_ns is not None or not request.endpoint,
         outcome=request.outcome,
         hints=gpu.hints_of(timeline, request.phases, server),
+        known=known,
         until="to the first token" if request.endpoint else "until it could serve",
     )
     return replace(request, verdict=diagnosis.judge(facts, _baseline(request, everyone)))

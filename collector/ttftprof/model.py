@@ -32,6 +32,7 @@ ACTIVITIES = (
     "reclaim",
     "sleep",
     "idle",
+    "unknown",  # nothing was recorded of the process that should have worked
 )
 BASES = ("observed", "inferred")
 OUTCOMES = ("ok", "error", "timeout", "cancelled", "incomplete")

@@ -27,9 +27,9 @@ def files_of(
 ) -> list[FileUse]:
     """Files that cost something between two moments, the weights first, then by bytes."""
     members = set(tgids)
-    weights = start.weights.key if start and start.weights else None
+    weights = {file.key for file in start.shards} if start else set()
     uses = [
-        _file_use(timeline, file, members, start_ns, end_ns, file.key == weights)
+        _file_use(timeline, file, members, start_ns, end_ns, file.key in weights)
         for file in timeline.files.values()
         if _matters(timeline, file, start, members, start_ns, end_ns)
     ]
@@ -44,7 +44,7 @@ def _matters(
     start_ns: int,
     end_ns: int,
 ) -> bool:
-    if start and start.weights and start.weights.key == file.key:
+    if start and file in start.shards:
         return True
     if file.delta("added_pages", start_ns, end_ns) or file.delta("direct_bytes", start_ns, end_ns):
         return True
@@ -79,8 +79,7 @@ def _file_use(
     residency = residency_before(timeline, file, start_ns, end_ns)
     maps = _on_file(_within(timeline.of_kind(Kind.MMAP), start_ns, end_ns), file)
     maps = maps[(maps["flags"] & (MmapFlag.FAILED | MmapFlag.EXEC)) == 0]
-    blocks = timeline.of_kind(Kind.BLOCK)
-    blocks = _within(blocks[blocks["ino"] == file.ino], start_ns, end_ns)
+    blocks = _within(timeline.blocks_of(file), start_ns, end_ns)
     asked = remote.on_file(timeline.remote, file.dev, file.ino)
     asked = remote.begun_within(asked, start_ns, end_ns)
     return FileUse(

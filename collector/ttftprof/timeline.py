@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ttftprof import gpu_facts, remote
-from ttftprof.engines.catalog import looks_like_weights
+from ttftprof.engines.catalog import Engine, engine_named, looks_like_weights, option_of
 from ttftprof.engines.markers import SYMBOL_MARKS
 from ttftprof.errors import RecordingError
 from ttftprof.events import Kind, Records, Wait
@@ -91,6 +91,21 @@ class Mark:
     ns: int
     tgid: int
     values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """How busy an engine said it was, in its log or by its metrics. None: it did not say.
+
+    `for_capacity`: of those that wait, how many for room; `cache_use`: 0..1 of its KV cache.
+    """
+
+    ns: int
+    tgid: int
+    running: int
+    waiting: int
+    for_capacity: int | None
+    cache_use: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +190,7 @@ class Timeline:
     waits: Mapping[int, Sequence[Waits]]  # by tgid
     calls: Sequence[Call]
     marks: Sequence[Mark]
+    engine_loads: Sequence[EngineLoad]
     exchanges: Sequence[Exchange]
     files: Mapping[tuple[int, int], FileFacts]
     events: Mapping[Kind, Records]
@@ -207,8 +223,29 @@ class Timeline:
         first, end = (bisect_left(calls, ns, key=_began_ns) for ns in (start_ns, end_ns))
         return calls[first:end]
 
+    def blocks_of(self, file: FileFacts) -> Records:
+        """The requests to disks for a file. A request names a disk, which is no file system: where
+        several files have the inode, it is that of the file whose file system lies on the disk."""
+        blocks = self.of_kind(Kind.BLOCK)
+        mine: Records = blocks[blocks["ino"] == file.ino]
+        if any(f.ino == file.ino and f.dev != file.dev for f in self.files.values()):
+            mine = mine[mine["dev"] == file.dev]
+        return mine
+
     def marks_of(self, tgid: int, name: str) -> list[Mark]:
         return [m for m in self.marks if m.tgid == tgid and m.name == name]
+
+    def engine_of(self, tgid: int) -> Engine | None:
+        """What the process was recognised as, the last time it was looked at."""
+        lives = self.processes.get(tgid, ())
+        names = (life.facts.get("engine") for life in reversed(lives))
+        return next((engine_named(str(name)) for name in names if name), None)
+
+    def slots_of(self, tgid: int) -> int | None:
+        """How many requests its command line lets it serve at once; None if it does not say."""
+        engine, lives = self.engine_of(tgid), self.processes.get(tgid, ())
+        told = option_of(lives[-1].argv, engine.slots) if engine and lives else None
+        return int(told) if told and told.isdecimal() and int(told) else None
 
 
 def _began_ns(call: Call) -> int:
@@ -238,6 +275,7 @@ def _build(reader: Facts) -> Timeline:
     start_ns = _stamp(meta.get("start_ns") or (events["start_ns"][0] if len(events) else 0))
     armed_ns = _stamp(meta.get("armed_ns") or start_ns)
     end_ns = _stamp(meta.get("end_ns") or _last_stamp(events, threads, start_ns))
+    marks = tuple(_marks(reader))
     calls = _calls(by_kind, {int(k): v for k, v in (meta.get("marks") or {}).items()})
     return Timeline(
         meta=meta,
@@ -251,7 +289,8 @@ def _build(reader: Facts) -> Timeline:
         processes=_processes(reader, by_kind),
         waits=_waits(by_kind, threads, armed_ns, end_ns),
         calls=tuple(sorted(calls, key=_began_ns)),
-        marks=tuple(_marks(reader)),
+        marks=marks,
+        engine_loads=tuple(sorted(_engine_loads(reader, marks), key=lambda load: load.ns)),
         exchanges=tuple(_exchanges(reader, by_kind, armed_ns)),
         files=_files(reader, np.unique(threads["ns"].astype(np.int64)), end_ns),
         events=by_kind,
@@ -496,6 +535,25 @@ def _marks(reader: Facts) -> Iterator[Mark]:
     for ns, fact in reader.facts("mark"):
         values = {k: v for k, v in fact.items() if k not in ("name", "tgid", "tid")}
         yield Mark(str(fact.get("name")), ns, int(fact.get("tgid", 0)), values)
+
+
+def _engine_loads(reader: Facts, marks: Sequence[Mark]) -> Iterator[EngineLoad]:
+    """From the engine's metrics, and from its log lines, which give use in percent or as share."""
+    told = [(ns, fact) for ns, fact in reader.facts("engine_load")]
+    told += [(m.ns, {**m.values, "tgid": m.tgid}) for m in marks if m.name == "engine_load"]
+    for ns, fact in told:
+        use, percent = fact.get("cache_use"), fact.get("cache_percent")
+        if use is None and percent is not None:
+            use = float(percent) / 100
+        capacity = fact.get("for_capacity")
+        yield EngineLoad(
+            ns=ns,
+            tgid=int(fact.get("tgid", 0)),
+            running=int(fact.get("running") or 0),
+            waiting=int(fact.get("waiting") or 0),
+            for_capacity=None if capacity is None else int(capacity),
+            cache_use=None if use is None else float(use),
+        )
 
 
 # -- requests -------------------------------------------------------------------------------------

@@ -48,8 +48,8 @@ def totals(found: list[Span]) -> dict[str, float]:
 # -- one thread -----------------------------------------------------------------------------------
 
 
-def test_a_process_that_nothing_is_known_of_is_idle() -> None:
-    assert did(Scene()) == [("idle", 100, 200)]
+def test_a_process_that_nothing_is_known_of_did_nobody_knows_what() -> None:
+    assert did(Scene()) == [("unknown", 100, 200)]
 
 
 def test_an_empty_interval_has_no_activity() -> None:

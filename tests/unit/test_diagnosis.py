@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ttftprof.diagnosis import NOISE_NS, Facts, judge
+from ttftprof.circumstances import Circumstances, CoreWait, Polls, Reload
+from ttftprof.diagnosis import NOISE_NS, RULES, Facts, judge
+from ttftprof.engines.catalog import engine_named
 from ttftprof.model import (
     ACTIVITIES,
     CONFIDENCES,
     OUTCOMES,
     PHASES,
     Activity,
+    Evidence,
     FileUse,
     InFlight,
     Phase,
@@ -289,9 +292,153 @@ def test_a_gain_is_promised_only_with_a_model(cells: Sequence[Cell], gain: int |
     assert action.expected_gain_ns == gain
 
 
-@pytest.mark.parametrize("phase", ["launch", "first_decode"])
-def test_where_nothing_is_known_to_help_nothing_is_said(phase: str) -> None:
-    assert judge(facts((phase, "cpu", 900)), None).actions == ()
+@pytest.mark.parametrize(("phase", "activity"), [("launch", "sleep"), ("first_decode", "cpu")])
+def test_where_nothing_is_known_to_help_nothing_is_said(phase: str, activity: str) -> None:
+    assert judge(facts((phase, activity, 900)), None).actions == ()
+
+
+# -- public cases: what each would have been told -------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thread of the case log, as facts, and what its verdict has to say and to propose."""
+
+    number: str
+    cells: tuple[Cell, ...]
+    cause: str
+    says: str
+    change: str = ""
+    known: Circumstances = field(default_factory=Circumstances)
+    files: tuple[FileUse, ...] = ()
+    tokens: tuple[int, int] | None = None  # of the prompt, cached
+    evidence: tuple[Evidence, ...] = ()  # of the first phase
+
+
+CASES = [
+    Case(
+        "29, 30: a NUMA option turns readahead off",
+        (("load", "storage_wait", 450_000), ("load", "cpu", 60_000)),
+        "load", "in requests of 4 KiB", "turn off its NUMA option",
+        files=(weights(size=4_096, advice=("MADV_RANDOM",)),),
+    ),
+    Case(
+        "35: lazy mmap makes the prompt pay for the load",
+        (("load", "cpu", 300), ("prefill", "storage_wait", 9_000), ("prefill", "cpu", 500)),
+        "prefill", "a load in disguise: 400 MB", "before the server says it is ready",
+        known=Circumstances(lazy_bytes=400_000_000), files=(weights(),),
+    ),
+    Case(
+        "67: the memory-fit step costs a second load",
+        (("launch", "cpu", 150_000), ("load", "cpu", 100_000)),
+        "launch", "a first load that only looks whether the model fits", "-fit off",
+        known=Circumstances(fit_ns=150_000 * MS),
+    ),
+    Case(
+        "68: device discovery in a process of its own",
+        (("launch", "idle", 12_000), ("load", "cpu", 2_000)),
+        "launch", "1 other process came and went", known=Circumstances(helpers=1),
+    ),
+    Case(
+        "75, 100: storage is 6 % of it",
+        (("load", "storage_wait", 18_000), ("init", "cpu", 250_000)),
+        "init", "initialising the runtime", "--no-warmup", files=(weights(),),
+    ),
+    Case(
+        "78: slow by mmap with everything cached",
+        (("load", "fault", 67_000), ("load", "cpu", 3_000)),
+        "load", "not one byte of the weights came from it", "load without mmap",
+        files=(replace(weights(from_storage=0), minor_faults=900_000, major_faults=0),),
+    ),
+    Case(
+        "82: Ollama waits five seconds for memory that is back",
+        (("evict", "sleep", 5_100), ("load", "cpu", 2_000)),
+        "evict", "the old process was gone 5.00 s before", "OLLAMA_MAX_LOADED_MODELS",
+        known=Circumstances(front=engine_named("ollama"), after_end_ns=5_000 * MS),
+    ),
+    Case(
+        "83: another context size loads the same file anew",
+        (("evict", "cpu", 300), ("load", "cpu", 4_000)),
+        "load", "-c 2048 → 8192", "the same settings (-c)",
+        known=Circumstances(
+            reload=Reload("/models/b.gguf", "other options (-c 2048 → 8192)",
+                          (("-c", "2048", "8192"),))
+        ),
+    ),
+    Case(
+        "85: the model expires and is loaded again every minute",
+        (("load", "cpu", 30_000),), "load", "had been loaded before", "keep_alive",
+        known=Circumstances(
+            reload=Reload("/models/b.gguf", "unloaded after 30.0 s without a request")
+        ),
+    ),
+    Case(
+        "87: one request at a time",
+        (("queue", "cpu", 20_000), ("prefill", "cpu", 400)),
+        "queue", "waiting behind other work", "parallel slots",
+        evidence=(Evidence("sockets", "an earlier request (for a) was being answered"),),
+    ),
+    Case(
+        "88: the proxy looks once a second",
+        (("load", "cpu", 400), ("ready_gap", "sleep", 950), ("prefill", "cpu", 90)),
+        "ready_gap", "able to serve 950 ms before the front", "health-check interval",
+        known=Circumstances(front=engine_named("llama-swap"), polls=Polls(3, 1_000 * MS)),
+    ),
+    Case(
+        "89: the swap lost the prompt cache",
+        (("load", "cpu", 9_000), ("prefill", "gpu", 300_000)),
+        "prefill", "The switch lost the prompt cache", "keep its beginning the same",
+        known=Circumstances(cache_lost_tokens=60_000), tokens=(60_000, 0),
+    ),
+    Case(
+        "90: the cache is there and not used",
+        (("prefill", "cpu", 14_000),),
+        "prefill", "it processes the whole prompt again", "prompt",
+        known=Circumstances(reprocessed=True), tokens=(3_461, 0),
+    ),
+    Case(
+        "92: a long system prompt after a load: two bars",
+        (("load", "cpu", 40_000), ("prefill", "cpu", 105_000)),
+        "prefill", "That is 119 tokens per second", "prompt", tokens=(12_500, 0),
+    ),
+    Case(
+        "96: what no phase of the log explains stays unexplained",
+        (("load", "cpu", 20_000), ("unexplained", "idle", 28_000)), "unknown", "no probe saw",
+    ),
+    Case(
+        "no room in vLLM's KV cache",
+        (("queue", "idle", 39_000), ("prefill", "gpu", 4_600)),
+        "queue", "no room in the KV cache (5 waiting", "--gpu-memory-utilization",
+        evidence=(Evidence("engine", "no room in the KV cache (5 waiting, 3 running)", 5),),
+    ),
+    Case(
+        "one thread too many on a busy machine",
+        (("prefill", "cpu", 9_000),),
+        "prefill", "waited for a free core 80% of the time", "fewer threads",
+        known=Circumstances(core_waits={"prefill": CoreWait(8_000 * MS, 2_000 * MS)}),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.number)
+def test_a_public_case_gets_its_verdict(case: Case) -> None:
+    told = facts(*case.cells, files=case.files)
+    phases = (replace(told.phases[0], evidence=case.evidence), *told.phases[1:])
+    tokens, cached = case.tokens or (None, None)
+    known = replace(
+        told, phases=phases, known=case.known, prompt_tokens=tokens, cached_tokens=cached
+    )
+    verdict = judge(known, None)
+    assert verdict.cause == case.cause
+    assert case.says.lower() in verdict.explanation.lower()
+    assert case.change in (verdict.actions[0].change if verdict.actions else "")
+    assert all(action.verify for action in verdict.actions)
+
+
+def test_every_rule_has_a_name_of_its_own_and_somebody_to_ask_it() -> None:
+    assert len({row.name for row in RULES}) == len(RULES)
+    assert all(row.phases <= set(PHASES) for row in RULES)
+    assert all(row.activities <= set(ACTIVITIES) for row in RULES)
 
 
 # -- any facts ------------------------------------------------------------------------------------

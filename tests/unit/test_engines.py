@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ttftprof.engines.catalog import ENGINES, looks_like_weights, recognise
-from ttftprof.engines.markers import LOG_MARKS, MARK_NAMES, SYMBOL_MARKS, find_log_marks
+from ttftprof.engines.catalog import ENGINES, looks_like_weights, option_of, recognise
+from ttftprof.engines.markers import (
+    LOG_MARKS,
+    MARK_NAMES,
+    SYMBOL_MARKS,
+    LogMark,
+    find_log_marks,
+)
 
 PYTHON = "/usr/bin/python3.11"
 SECRET = "sk-Zq83hVt0verySecret"
@@ -30,6 +36,13 @@ SECRET = "sk-Zq83hVt0verySecret"
         (PYTHON, ["python3", "-m", "llama_cpp.server"], "llama-cpp-python"),
         (PYTHON, ["python3", "koboldcpp.py", "--model", "x"], "koboldcpp"),
         ("/usr/bin/text-generation-launcher", ["text-generation-launcher"], "tgi"),
+        (PYTHON, ["VLLM::EngineCore"], "vllm"),
+        (PYTHON, ["VLLM::Worker_TP0"], "vllm"),
+        (PYTHON, ["sglang::scheduler_TP0"], "sglang"),
+        (PYTHON, ["python3", "-m", "xllamacpp.server"], "xllamacpp"),
+        ("/usr/bin/local-ai", ["local-ai", "run"], "localai"),
+        ("/opt/llmster", ["llmster"], "lmstudio"),
+        ("/usr/lib/ollama/llama-server", ["/usr/lib/ollama/llama-server", "-c", "1"], "llama.cpp"),
         (PYTHON, ["python3", "serve.py", "--model", "vllm-is-not-me"], None),
         ("/usr/bin/bash", ["bash", "-c", "true"], None),
         ("", [], None),
@@ -150,6 +163,47 @@ Marks = list[tuple[str, dict[str, Any]]]
 )  # fmt: skip
 def test_a_line_means_what_it_says(line: bytes, marks: Marks) -> None:
     assert find_log_marks(line + b"\n") == marks
+
+
+@pytest.mark.parametrize("mark", LOG_MARKS, ids=lambda m: f"{m.name}: {m.versions}")
+def test_every_pattern_has_a_line_that_it_matches(mark: LogMark) -> None:
+    found = dict(find_log_marks(mark.line + b"\n"))
+    assert mark.versions
+    assert set(found[mark.name]) == set(mark.pattern.groupindex)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"srv  launch_slot_: failed to launch slot with task, id_task = 12",
+        b"slot launch_slot_: id  0 | task 12 | Failed to initialize samplers",
+        b"slot launch_slot_: id  3 | task -1 | sampler chain: logits -> penalties -> dist",
+    ],
+)
+def test_a_slot_that_was_not_given_is_no_start(line: bytes) -> None:
+    assert find_log_marks(line + b"\n") == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "names", "value"),
+    [
+        (["x", "-c", "4096"], ("-c", "--ctx-size"), "4096"),
+        (["x", "--ctx-size=4096"], ("-c", "--ctx-size"), "4096"),
+        (["x", "-c", "1", "--ctx-size", "2"], ("-c", "--ctx-size"), "2"),
+        (["x", "--no-mmap"], ("--no-mmap",), ""),
+        (["x", "--no-mmap", "--port", "1"], ("--no-mmap",), ""),
+        (["x", "--no-mmap"], ("-c",), None),
+        ([], ("-c",), None),
+    ],
+)
+def test_the_value_of_an_option(argv: list[str], names: tuple[str, ...], value: str | None) -> None:
+    assert option_of(argv, names) == value
+
+
+def test_fixed_waits_are_waits() -> None:
+    waits = [wait for engine in ENGINES for wait in engine.waits]
+    assert {wait.phase for wait in waits} == {"evict", "ready_gap"}
+    assert all(wait.quantum_ns > 0 and wait.says and wait.checked for wait in waits)
 
 
 @pytest.mark.parametrize("port", [b"80", b"8080", b"48403"])

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from ttftprof.events import Kind
+from ttftprof.events import Kind, Wait
 from ttftprof.model import Phase, Request
 from ttftprof.phases import requests_of
+from ttftprof.phases.holders import weights_of
 from ttftprof.sources.http import BEGAN_BEFORE
 from unit.recordings import (
     A_GGUF,
@@ -358,7 +359,7 @@ def test_a_resident_model() -> None:
     request = resident().call(OLD, "decode", 105, 150, value=38).only_request()
     check(
         request,
-        ("ready_gap", 100, 102, O), ("prefill", 102, 150, O), ("first_decode", 150, 161, O),
+        ("queue", 100, 102, O), ("prefill", 102, 150, O), ("first_decode", 150, 161, O),
     )  # fmt: skip
     assert not request.switched
 
@@ -395,9 +396,20 @@ def test_the_servers_own_figure_tells_prefill(timings: dict[str, float], end: fl
     assert sum(request.phase_totals().values()) == request.ttft_ns
 
 
-def test_without_any_marker_all_is_prefill_by_inference() -> None:
+def test_where_nothing_shows_who_computed_nothing_is_said() -> None:
+    """It may be the front of something that no probe sees."""
     request = Scene().process(NEW).request(NEW, 100, token=160).only_request()
-    check(request, ("prefill", 100, 160, I))
+    check(request, ("unexplained", 100, 160, I))
+
+
+def test_a_process_that_computed_itself_is_no_mere_front() -> None:
+    scene = Scene().process(NEW).wait(NEW, 0, 101, Wait.NETWORK).wait(NEW, 158, 159, Wait.LOCK)
+    check(scene.request(NEW, 100, token=160).only_request(), ("prefill", 100, 160, I))
+
+
+def test_a_process_that_held_weights_computed() -> None:
+    scene = Scene().process(NEW).file(B_GGUF).held(NEW, B_GGUF)
+    check(scene.request(NEW, 100, token=160).only_request(), ("prefill", 100, 160, I))
 
 
 # -- queued ---------------------------------------------------------------------------------------
@@ -456,6 +468,63 @@ def test_a_request_from_before_recording_takes_nobodys_slot() -> None:
     assert last(scene)[0] == ("queue", 100, 131, O)
 
 
+def test_slots_by_the_command_line() -> None:
+    """Of two slots one was free; of one, none."""
+    for slots, first in (("2", ("prefill", 100, 150, O)), ("1", ("queue", 100, 130, I))):
+        argv = ["llama-server", "-np", slots]
+        scene = Scene().process(NEW, argv=argv, engine="llama.cpp")
+        scene.request(NEW, 20, token=40, end=130, ports=(8_080, 50_001))
+        scene.call(NEW, "decode", 135, 150, value=38).request(NEW, 100, token=160)
+        assert last(scene)[0] == first
+
+
+def test_answers_in_the_same_batch_are_not_counted_as_prompt() -> None:
+    """Each call has one token of the other answer."""
+    scene = Scene().process(NEW).request(NEW, 20, token=40, end=300, ports=(8_080, 50_001))
+    scene.log(NEW, "slot_start", 21).log(NEW, "slot_start", 101)
+    scene.call(NEW, "decode", 105, 120, value=5).call(NEW, "decode", 121, 130, value=5)
+    scene.call(NEW, "decode", 131, 140, value=3).call(NEW, "decode", 141, 145, value=2)
+    scene.request(NEW, 100, token=160, prompt_tokens=10)
+    assert ("prefill", 100, 140, O) in last(scene)
+
+
+def full_cache(scene: Scene, at: float, **counts: float) -> Scene:
+    fact = {"tgid": NEW, "running": 1, "waiting": 1} | counts
+    return scene.fact("engine_load", ns(at), fact)
+
+
+@pytest.mark.parametrize(
+    ("counts", "reason"),
+    [
+        ({"for_capacity": 1}, "no room in the KV cache"),
+        ({"cache_use": 0.97}, "no room in the KV cache"),
+        ({"cache_use": 0.2}, "the engine had not admitted it"),
+    ],
+)
+def test_waiting_for_the_kv_cache(counts: dict[str, float], reason: str) -> None:
+    """The engine counts it as waiting; it goes on when an answer ends."""
+    scene = Scene().process(NEW).file(B_GGUF).held(NEW, B_GGUF)
+    scene.request(NEW, 10, token=20, end=90, ports=(8_080, 50_000))
+    scene.request(NEW, 20, token=40, end=230, ports=(8_080, 50_001))
+    full_cache(full_cache(scene, 150, **counts), 200, **counts)
+    request = scene.request(NEW, 100, token=260).report().requests[-1]
+    check(request, ("queue", 100, 230, I), ("prefill", 230, 260, I))
+    assert reason in request.phases[0].evidence[0].what
+
+
+def test_nobody_waiting_is_no_queue() -> None:
+    scene = full_cache(Scene().process(NEW).file(B_GGUF).held(NEW, B_GGUF), 150, waiting=0)
+    assert last(scene.request(NEW, 100, token=260)) == [("prefill", 100, 260, I)]
+
+
+def test_the_engines_log_tells_its_counts_too() -> None:
+    scene = Scene().process(NEW).file(B_GGUF).held(NEW, B_GGUF)
+    scene.log(NEW, "engine_load", 200, running=1, waiting=1, cache_percent=98.4)
+    request = scene.request(NEW, 100, token=260).only_request()
+    assert parts(request.phases)[0] == ("queue", 100, 200, I)
+    assert "98%" in request.phases[0].evidence[0].what
+
+
 def test_queued_behind_the_front() -> None:
     """A front that serves one at a time passes the second on when the first is done."""
     scene = two_models().connected(FRONT, 19, local=40_001, remote=9_001)
@@ -468,7 +537,7 @@ def test_queued_behind_the_front() -> None:
     scene.call(OLD, "decode", 135, 150, value=38)
     assert last(scene) == [
         ("queue", 100, 130, O),
-        ("ready_gap", 130, 132, O),
+        ("queue", 130, 132, O),
         ("prefill", 132, 150, O),
         ("first_decode", 150, 161, O),
     ]
@@ -524,12 +593,75 @@ def test_a_request_that_ends_as_it_begins_has_no_phases() -> None:
 # -- what recording did not see -------------------------------------------------------------------
 
 
-def test_a_back_end_without_sockets_of_its_own() -> None:
-    """Over a Unix socket the front is all that is seen: its wait is not called observed."""
-    scene = launched(ended(two_models())).request(FRONT, 100, token=716)
-    request = scene.only_request()
-    assert {p.basis for p in request.phases} == {I}
-    assert sum(request.phase_totals().values()) == request.ttft_ns
+def unseen_back_end() -> Scene:
+    """Over a Unix socket, or in a child by shared memory: no request is seen to reach NEW."""
+    return launched(ended(two_models())).request(FRONT, 100, token=716, prompt_tokens=38)
+
+
+def test_a_back_end_without_sockets_is_told_by_its_weights() -> None:
+    scene = unseen_back_end().call(NEW, "decode", 575, 640, value=32)
+    scene.call(NEW, "decode", 641, 700, value=6).call(NEW, "decode", 701, 712, value=1)
+    check(
+        scene.only_request(),
+        ("queue", 100, 103, I), ("evict", 103, 163, O), ("launch", 163, 200, O),
+        ("load", 200, 500, O), ("init", 500, 550, I), ("ready_gap", 550, 575, I),
+        ("prefill", 575, 700, O), ("first_decode", 700, 716, O),
+    )  # fmt: skip
+
+
+def test_a_back_end_without_sockets_whose_work_is_not_seen() -> None:
+    request = unseen_back_end().only_request()
+    assert parts(request.phases)[-1] == ("prefill", 550, 716, I)
+    assert {f.path for f in request.files if f.is_weights} == {"/models/b.gguf"}
+
+
+def test_an_engines_child_by_its_files_and_log_lines() -> None:
+    """An API server with the HTTP, a child with the weights, which exports no call."""
+    scene = Scene().process(FRONT, "api").file(B_GGUF, "/hub/b-00001-of-00001.safetensors")
+    scene.forked(NEW, 110, parent=FRONT).executed(NEW, 112, comm="VLLM::EngineCor")
+    scene.opened(NEW, B_GGUF, 190).has_read(NEW, B_GGUF, 200, 300, 100 * MIB)
+    scene.log(NEW, "load_end", 310, s=0.1).log(FRONT, "serving", 400)
+    scene.request(FRONT, 105, token=500)
+    check(
+        scene.only_request(),
+        ("queue", 105, 112, I), ("launch", 112, 200, O), ("load", 200, 310, O),
+        ("init", 310, 400, O), ("prefill", 400, 500, I),
+    )  # fmt: skip
+
+
+def test_an_engines_child_that_tells_nothing_after_its_load() -> None:
+    scene = Scene().process(FRONT, "api").file(B_GGUF, "/hub/b.safetensors")
+    scene.forked(NEW, 110, parent=FRONT).executed(NEW, 112).opened(NEW, B_GGUF, 190)
+    scene.has_read(NEW, B_GGUF, 200, 300, 100 * MIB).request(FRONT, 105, token=500)
+    assert parts(scene.only_request().phases)[-2:] == [
+        ("load", 200, 300, I),
+        ("unexplained", 300, 500, I),
+    ]
+
+
+def test_all_shards_are_the_load() -> None:
+    """The smallest comes first, the biggest last but one; what else is open is none of them."""
+    scene = ended(two_models()).forked(NEW, 162, parent=FRONT).executed(NEW, 163)
+    for number, size in enumerate((20, 60, 100, 30), 1):
+        scene.file(20 + number, f"/m/b-0000{number}-of-00004.safetensors", size * MIB)
+        at = 200 + 50 * number
+        scene.opened(NEW, 20 + number, at).has_read(NEW, 20 + number, at, at + 40, size * MIB)
+    scene.file(30, "/m/other.safetensors", 90 * MIB).opened(NEW, 30, 170)
+    scene.has_read(NEW, 30, 171, 180, 4096).listened(NEW, 540)
+    scene.connected(FRONT, 571, local=40_001, remote=9_001).request(FRONT, 100, token=716)
+    request = scene.request(NEW, 572, token=715, ports=(9_001, 40_001)).only_request()
+    assert ("load", 250, 440, I) in parts(request.phases)
+    assert len([f for f in request.files if f.is_weights]) == 4
+
+
+def test_shards_that_a_hub_names_by_their_hashes() -> None:
+    scene = Scene().process(NEW)
+    for number, size in enumerate((60, 100), 1):
+        scene.file(20 + number, f"/hub/models--x/blobs/{number}f3c", size * MIB)
+        scene.held(NEW, 20 + number)
+    process = scene.timeline().process_at(NEW, ns(50))
+    assert process is not None
+    assert len(weights_of(scene.timeline(), process, None, ns(100))) == 2
 
 
 def attached() -> Scene:
@@ -590,6 +722,15 @@ def test_requests_are_paired_by_body_and_model() -> None:
 def test_health_checks_are_no_requests() -> None:
     scene = Scene().process(NEW).request(NEW, 10, headers=11, end=12, generates=False)
     assert scene.report().requests == ()
+
+
+def test_a_request_is_followed_through_two_fronts() -> None:
+    scene = Scene().process(FRONT).process(OLD).process(NEW)
+    scene.connected(FRONT, 5, local=40_001, remote=9_001).connected(OLD, 5, 40_002, 9_002)
+    scene.request(FRONT, 10, token=60).request(OLD, 12, token=59, ports=(9_001, 40_001))
+    scene.request(NEW, 14, token=58, ports=(9_002, 40_002))
+    (served,) = requests_of(scene.timeline())
+    assert (served.front.tgid, served.server) == (FRONT, NEW)
 
 
 def test_a_connection_of_somebody_else_is_no_pair() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ttftprof.events import Kind, MmapFlag, ReadFlag, Wait
-from ttftprof.model import FileUse
+from ttftprof.events import Kind, MmapFlag, ReadFlag, Wait, kernel_dev
+from ttftprof.model import FileUse, Quantiles
 from ttftprof.phases import StartUp
 from ttftprof.storage import counted, files_of, mounts_of
 from ttftprof.timeline import Timeline
@@ -20,7 +20,7 @@ ADDRESS = 0x7F00_0000_0000
 def weights_only(timeline: Timeline, ino: int = B_GGUF) -> StartUp:
     process = timeline.process_at(NEW, ns(0))
     assert process is not None
-    return StartUp(process, None, None, None, None, timeline.files[DEV, ino])
+    return StartUp(process, None, None, None, None, (timeline.files[DEV, ino],))
 
 
 def used(scene: Scene, begin: float = 100, end: float = 500) -> FileUse:
@@ -331,3 +331,16 @@ def test_mounts_of_the_used_files_once(facts: dict[str, Any], count: int) -> Non
     mounts = mounts_of(timeline, files, ns(100), ns(500))
     assert len(mounts) == count
     assert all((m.path, m.fstype, m.read_ahead_kb) == ("/nas", "nfs4", 128) for m in mounts)
+
+
+def test_an_inode_on_two_file_systems_is_two_files() -> None:
+    """Requests to a disk name no file system: they are the file's whose own lies on that disk."""
+    other = kernel_dev(8, 16)
+    scene = growing(server().mapped(NEW, B_GGUF, 150), added_pages=PAGES)
+    scene.fact("file", ns(0), {"dev": other, "ino": B_GGUF, "path": "/else", "size_bytes": MIB})
+    for dev, size in ((DEV, 64 << 10), (other, 4_096), (other, 4_096)):
+        scene.record(Kind.BLOCK, ns(200), 1_000, dev=dev, ino=B_GGUF, a=size, flags=1)
+    timeline = scene.timeline()
+    found = files_of(timeline, weights_only(timeline), {NEW}, ns(100), ns(500))
+    file = next(f for f in found if f.path == "/models/b.gguf")
+    assert file.request_size_bytes == Quantiles(64 << 10, 64 << 10)

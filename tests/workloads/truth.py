@@ -8,7 +8,7 @@ All stamps are CLOCK_MONOTONIC ns.
 Small real gaps go where DESIGN section 4 puts them: parsing before the switch to `queue`
 (received, not yet acted on), fork and exec after the old process is reaped to `evict` (until the
 next one may start), hand-over inside the runner to `prefill`, the relay of the first token to
-`first_decode`.
+`first_decode`, the hand-over of a front whose runner has the model to `queue`.
 """
 
 from __future__ import annotations
@@ -131,7 +131,9 @@ def _merge(runner: Line, served: Line, front: Line | None) -> TruthRequest:
     outer = front or served
     start_ns, first_token_ns = outer["request_start_ns"], outer["first_token_ns"]
     before = _routed(runner, front) if front else _direct(runner, served)
-    moments = [*before, ("ready_gap", served["received_ns"])]
+    switched = bool(front and front["exec_ns"]) or start_ns < runner["ready_ns"]
+    # A front that hands on to a runner that was able all along is no gap after its becoming so.
+    moments = [*before, ("ready_gap" if switched else "queue", served["received_ns"])]
     moments += [("queue", served["slot_ns"])] if served["waited_for_slot"] else []
     moments += [("prefill", served["prefill_end_ns"]), ("first_decode", first_token_ns)]
     request = TruthRequest(
@@ -140,7 +142,7 @@ def _merge(runner: Line, served: Line, front: Line | None) -> TruthRequest:
         kind=served["kind"],
         request_start_ns=start_ns,
         first_token_ns=first_token_ns,
-        switched=bool(front and front["exec_ns"]) or start_ns < runner["ready_ns"],
+        switched=switched,
         complete=outer["complete"],
         runner_pid=served["pid"],
         prompt_tokens=served["prompt_tokens"],
@@ -161,7 +163,7 @@ def _merge(runner: Line, served: Line, front: Line | None) -> TruthRequest:
 def _routed(runner: Line, front: Line) -> list[tuple[str, int]]:
     """(phase, its end) from the front's arrival up to where the new runner could serve."""
     if not front["exec_ns"]:
-        return [("queue", front["admitted_ns"])]
+        return [("queue", max(runner["ready_ns"], front["request_start_ns"]))]
     evict = [("queue", front["kill_ns"]), ("evict", front["exec_ns"])]
     fresh = [("queue", front["exec_ns"])]
     return [*(evict if front["kill_ns"] else fresh), *_start_up(runner)]

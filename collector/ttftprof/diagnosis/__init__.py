@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ttftprof.diagnosis.phase_rules import PHASE_RULES
+from ttftprof.diagnosis.phase_rules import LEADING_RULES, PHASE_RULES
 from ttftprof.diagnosis.rules import Blamed, Facts, Rule, seconds
 from ttftprof.diagnosis.storage_rules import STORAGE_RULES
 from ttftprof.model import CONFIDENCES, Phase, Request, Verdict
@@ -17,7 +17,7 @@ from ttftprof.model import CONFIDENCES, Phase, Request, Verdict
 __all__ = ["NOISE_NS", "NOISE_SHARE", "RULES", "Facts", "first_that_grew", "judge", "noise_ns"]
 
 # All that apply add to the verdict, in this order: the first action is the first rule's.
-RULES: tuple[Rule, ...] = (*STORAGE_RULES, *PHASE_RULES)
+RULES: tuple[Rule, ...] = (*LEADING_RULES, *STORAGE_RULES, *PHASE_RULES)
 
 # Growth that counts: more than this share of the baseline's TTFT and than this time.
 NOISE_SHARE = 0.10
@@ -44,6 +44,7 @@ _ACTIVITY_WORDS = {
     "reclaim": "waiting for memory to be freed",
     "sleep": "asleep on a timer",
     "idle": "waiting for somebody else",
+    "unknown": "in a process of which nothing was recorded",
 }
 
 
@@ -130,10 +131,9 @@ def _sentence(facts: Facts, phase: str, activity: str, baseline: Request | None)
         f"Of {seconds(facts.ttft_ns)} {facts.until}, {seconds(in_phase)} went into "
         f"{_PHASE_WORDS[phase]}"
     )
-    if in_cell < in_phase:
-        text += f", {seconds(in_cell)} of it {_ACTIVITY_WORDS[activity]}"
-    else:
-        text += f", all of it {_ACTIVITY_WORDS[activity]}"
+    crowded = activity == "cpu" and phase in facts.known.core_waits
+    did = "computing or waiting for a core" if crowded else _ACTIVITY_WORDS[activity]
+    text += f", {seconds(in_cell)} of it {did}" if in_cell < in_phase else f", all of it {did}"
     if baseline is not None and baseline.ttft_ns:
         usual = baseline.phase_totals().get(phase, 0)
         text += f" (request {baseline.id}, with the model resident: {seconds(usual)})"

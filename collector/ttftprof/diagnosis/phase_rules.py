@@ -1,61 +1,208 @@
-"""Rules on the phases, whatever waited in them but storage."""
+"""Rules on the phases, whatever waited in them but storage: one row each, with what it rests on."""
 
 from __future__ import annotations
 
-from ttftprof.diagnosis.rules import Blamed, Finding, Rule, rule
-from ttftprof.model import ACTIVITIES, Action
+from ttftprof.diagnosis.rules import Blamed, Finding, Rule, rule, seconds
+from ttftprof.model import ACTIVITIES, Action, Evidence
 
 _NOT_STORAGE = " ".join(a for a in ACTIVITIES if a != "storage_wait")
+_MOSTLY = 0.5  # of a phase or of the time wanted, from which something is the main part of it
+_NOTEWORTHY_NS = 50_000_000
 
 
-def _storage_acquitted(blamed: Blamed) -> Finding | None:
-    weights = blamed.weights
-    if weights is None or weights.bytes_from_storage != 0:
+# -- any phase ------------------------------------------------------------------------------------
+
+
+def _waited_for_a_core(blamed: Blamed) -> Finding | None:
+    wait = blamed.facts.known.core_waits.get(blamed.phase)
+    if wait is None:
         return None
-    return Finding("Storage is not to blame: not one byte of the weights came from it.")
+    who = f"{wait.by} ran meanwhile" if wait.by else "who ran instead was not recorded"
+    action = Action(
+        "leave the server more of the cores: stop what runs beside it, or start it with fewer "
+        "threads than there are free cores",
+        None,
+        "record again on the quiet machine; `top -H` shows who runs",
+    )
+    return Finding(
+        f"Its threads waited for a free core {wait.share:.0%} of the time they wanted to run "
+        f"({who}), so this is not the server's own pace.",
+        (action,),
+        (Evidence("scheduler", "threads waited for a core", wait.waited_ns, "ns"),),
+        "low" if wait.share > _MOSTLY else "medium",
+    )
 
 
-def _queue(_blamed: Blamed) -> Finding:
+def _loaded_again(blamed: Blamed) -> Finding | None:
+    again = blamed.facts.known.reload
+    if again is None:
+        return None
+    if again.changed:
+        names = ", ".join(name for name, _, _ in again.changed)
+        change = f"give every client the same settings ({names}): each change loads the file anew"
+    elif "without a request" in again.why:
+        change = "keep the model longer (Ollama: keep_alive or OLLAMA_KEEP_ALIVE; llama-swap: ttl)"
+    elif "by itself" in again.why:
+        change = "find out why the server ended: its log, `dmesg`, `journalctl -k -g oom`"
+    else:
+        change = "keep the model resident"
+    verify = "record again: the file should not be loaded a second time"
+    return Finding(
+        f"{again.path} had been loaded before: {again.why}.",
+        (Action(change, blamed.phase_ns, verify),),
+        (Evidence("process", "the same file was loaded before", again.path),),
+    )
+
+
+# -- queue ----------------------------------------------------------------------------------------
+
+
+def _no_room_in_cache(blamed: Blamed) -> Finding | None:
+    found = next(
+        (
+            e
+            for p in blamed.facts.phases
+            if p.phase == "queue"
+            for e in p.evidence
+            if e.source == "engine"
+        ),
+        None,
+    )
+    if found is None:
+        return None
+    action = Action(
+        "give the KV cache more memory or let fewer and shorter requests share it (vLLM: "
+        "--gpu-memory-utilization up, --max-model-len or --max-num-seqs down)",
+        None,
+        "curl -s localhost:PORT/metrics | grep -E 'num_requests_waiting|kv_cache_usage'",
+    )
+    return Finding(f"The engine's own counts: {found.what}.", (action,), (found,))
+
+
+def _behind_another(blamed: Blamed) -> Finding:
+    reason = next((e for p in blamed.facts.phases if p.phase == "queue" for e in p.evidence), None)
     action = Action(
         "let the server take more requests at once (parallel slots), or keep both models "
         "resident if memory allows",
         None,
         "record again: the queue phase should be gone",
     )
-    return Finding(actions=(action,))
+    return Finding(actions=(action,), evidence=(reason,) if reason else ())
 
 
-def _evict(blamed: Blamed) -> Finding:
+# -- evict ----------------------------------------------------------------------------------------
+
+
+def _waits_by_the_clock_after_unload(blamed: Blamed) -> Finding | None:
+    """Between the old process's end and the next one's execution nothing is left to end."""
+    known = blamed.facts.known
+    after, fixed = known.after_end_ns, known.fixed_wait("evict")
+    if after is None or after < _NOTEWORTHY_NS or after < _MOSTLY * blamed.phase_ns:
+        return None
+    why = ""
+    if fixed is not None:
+        most = f", at most {seconds(fixed.most_ns)}" if fixed.most_ns else ""
+        why = f": {fixed.says}, a look every {seconds(fixed.quantum_ns)}{most}"
+    action = Action(
+        "keep both models loaded (Ollama: OLLAMA_MAX_LOADED_MODELS), or unload the old one before "
+        "the request comes (keep_alive 0)",
+        after,
+        "record again: the next process should start as the old one ends",
+    )
+    return Finding(
+        f"The old process was gone {seconds(after)} before the next one was started{why}.",
+        (action,),
+        (Evidence("process", "from the old process's end to the next one's start", after, "ns"),),
+    )
+
+
+def _old_model_ends_slowly(blamed: Blamed) -> Finding:
+    after = blamed.facts.known.after_end_ns or 0
+    ending = blamed.phase_ns - after
+    says = f"The old process took {seconds(ending)} to end." if ending > _NOTEWORTHY_NS else ""
     action = Action(
         "keep both models resident, or unload the old one before the request comes",
         blamed.phase_ns,
         "record again: there should be no evict phase",
     )
-    return Finding(actions=(action,))
-
-
-def _ready_gap(blamed: Blamed) -> Finding:
-    action = Action(
-        "shorten the front's health-check interval if it has a setting",
-        blamed.facts.table["ready_gap"].get("sleep"),
-        "record again and compare ready_gap",
-    )
-    return Finding(actions=(action,))
-
-
-def _prefill(blamed: Blamed) -> Finding:
-    facts = blamed.facts
-    says = ""
-    if facts.prompt_tokens:
-        cached = f", {facts.cached_tokens} of them cached" if facts.cached_tokens else ""
-        says = f"The prompt has {facts.prompt_tokens} tokens{cached}."
-    action = Action(
-        "shorten the prompt or keep its beginning the same, so that the server's prompt cache "
-        "is used",
-        None,
-        "repeat the request with one token of prompt: prefill should shrink with it",
-    )
     return Finding(says, (action,))
+
+
+# -- launch ---------------------------------------------------------------------------------------
+
+
+def _fits_twice(blamed: Blamed) -> Finding | None:
+    spent = blamed.facts.known.fit_ns
+    if spent < max(_NOTEWORTHY_NS, blamed.phase_ns // 4):
+        return None
+    action = Action(
+        "give the server its sizes and skip the memory-fit pass (llama-server: -fit off with -ngl "
+        "and -c)",
+        spent,
+        "record again: one model_load call in place of two",
+    )
+    return Finding(
+        f"{seconds(spent)} of it went into a first load that only looks whether the model fits.",
+        (action,),
+        (Evidence("call", "memory-fit pass before the load", spent, "ns"),),
+    )
+
+
+def _asks_helpers(blamed: Blamed) -> Finding | None:
+    count = blamed.facts.known.helpers
+    if not count:
+        return None
+    return Finding(
+        f"{count} other process{'es' if count > 1 else ''} came and went meanwhile (device "
+        "discovery, compilers).",
+        (),
+        (Evidence("process", "processes that came and went in the launch", count),),
+    )
+
+
+def _imports(blamed: Blamed) -> Finding:
+    action = Action(
+        "keep the server process alive between models if it can switch inside one process, or keep "
+        "a second one started",
+        None,
+        "`py-spy record --native` or `strace -c -f` on the start shows what it does before",
+    )
+    return Finding(actions=(action,))
+
+
+# -- load -----------------------------------------------------------------------------------------
+
+
+def _storage_acquitted(blamed: Blamed) -> Finding | None:
+    weights = blamed.weights
+    if weights is None or weights.bytes_from_storage != 0:
+        return None
+    return Finding(
+        "Storage is not to blame: not one byte of the weights came from it.",
+        (),
+        (Evidence("files", "bytes of the weights from storage", 0, "bytes"),),
+    )
+
+
+def _mapped_page_by_page(blamed: Blamed) -> Finding | None:
+    weights = blamed.weights
+    if weights is None or weights.access != "mmap":
+        return None
+    faults = (weights.minor_faults or 0) + (weights.major_faults or 0)
+    action = Action(
+        "load without mmap (llama-server: --no-mmap or --direct-io): one copy in place of a fault "
+        "for every few pages",
+        None,
+        "record again: the fault column of load should be gone",
+    )
+    return Finding(
+        f"The pages were at hand and were mapped one fault at a time ({faults:,} faults).",
+        (action,),
+        (Evidence("faults", "faults on the weights", faults),),
+    )
+
+
+# -- init, ready_gap ------------------------------------------------------------------------------
 
 
 def _init(_blamed: Blamed) -> Finding:
@@ -68,11 +215,111 @@ def _init(_blamed: Blamed) -> Finding:
     return Finding(actions=(action,))
 
 
+def _front_polls(blamed: Blamed) -> Finding:
+    """Able to serve at t, passed on at t + Δ: half a quantum on average, a quantum at most."""
+    known = blamed.facts.known
+    fixed, polls = known.fixed_wait("ready_gap"), known.polls
+    gap = blamed.phase_ns
+    says, evidence = "", []
+    if polls is not None:
+        apart = f", {seconds(polls.quantum_ns)} apart" if polls.quantum_ns else ""
+        says = (
+            f"The server was able to serve {seconds(gap)} before the front passed the request on; "
+            f"the front looked {polls.count} times{apart}."
+        )
+        evidence.append(Evidence("sockets", "looks of the front at the new server", polls.count))
+        if polls.quantum_ns:
+            evidence.append(Evidence("sockets", "between two looks", polls.quantum_ns, "ns"))
+    if fixed is not None:
+        says += f" {fixed.says}."
+    action = Action(
+        "shorten the front's health-check interval if it has a setting",
+        blamed.facts.table["ready_gap"].get("sleep"),
+        "record again and compare ready_gap",
+    )
+    return Finding(says.strip(), (action,), tuple(evidence))
+
+
+# -- prefill, first_decode ------------------------------------------------------------------------
+
+
+def _left_to_first_use(blamed: Blamed) -> Finding | None:
+    came = blamed.facts.known.lazy_bytes
+    if not came:
+        return None
+    action = Action(
+        "have the weights read before the server says it is ready (llama-server: no --no-warmup, "
+        "or --no-mmap; mlock); the load then takes what the prompt now waits for",
+        blamed.facts.table["prefill"].get("storage_wait"),
+        "record again: prefill should have no storage_wait",
+    )
+    return Finding(
+        f"This is a load in disguise: {came / 1e6:,.0f} MB of the weights were read from storage "
+        "while the prompt was processed.",
+        (action,),
+        (Evidence("files", "of the weights from storage inside prefill", came, "bytes"),),
+    )
+
+
+def _prompt(blamed: Blamed) -> Finding:
+    facts, known = blamed.facts, blamed.facts.known
+    says, evidence = [], []
+    if facts.prompt_tokens:
+        cached = f", {facts.cached_tokens} of them cached" if facts.cached_tokens else ""
+        says.append(f"The prompt has {facts.prompt_tokens} tokens{cached}.")
+        worked = facts.prompt_tokens - (facts.cached_tokens or 0)
+        if worked > 0:
+            rate = worked / (blamed.phase_ns / 1e9)
+            says.append(f"That is {rate:,.0f} tokens per second.")
+            evidence.append(Evidence("response", "prompt tokens processed", worked, "tokens"))
+    if known.cache_lost_tokens is not None:
+        says.append("The switch lost the prompt cache that an earlier request had filled.")
+    if known.reprocessed:
+        says.append("The server said that it processes the whole prompt again.")
+        evidence.append(Evidence("log", "forcing full prompt re-processing"))
+    action = Action(
+        "shorten the prompt or keep its beginning the same, so that the server's prompt cache "
+        "is used",
+        None,
+        "repeat the request with one token of prompt: prefill should shrink with it",
+    )
+    return Finding(" ".join(says), (action,), tuple(evidence))
+
+
+def _tokens_without_text(blamed: Blamed) -> Finding | None:
+    count = blamed.facts.known.silent_tokens
+    if count < 2:
+        return None
+    action = Action(
+        "let the client show reasoning text, or turn reasoning off for such requests",
+        blamed.phase_ns,
+        "record again: first_decode should hold one token",
+    )
+    return Finding(
+        f"{count} tokens were decoded before the first one that shows text.",
+        (action,),
+        (Evidence("call", "tokens decoded before the first text", count, "tokens"),),
+    )
+
+
+# What makes everything else said of the phase come second.
+LEADING_RULES: tuple[Rule, ...] = (
+    rule("waited for a core", _waited_for_a_core, activities="cpu fault"),
+    rule("loaded again", _loaded_again, "evict launch load init"),
+    rule("left to the first use", _left_to_first_use, "prefill"),
+)
 PHASE_RULES: tuple[Rule, ...] = (
+    rule("no room in the KV cache", _no_room_in_cache, "queue"),
+    rule("behind another request", _behind_another, "queue", _NOT_STORAGE),
+    rule("waits by the clock", _waits_by_the_clock_after_unload, "evict"),
+    rule("old model ends slowly", _old_model_ends_slowly, "evict", _NOT_STORAGE),
+    rule("fits twice", _fits_twice, "launch"),
+    rule("asks helpers", _asks_helpers, "launch"),
+    rule("imports", _imports, "launch", "cpu fault"),
     rule("storage acquitted", _storage_acquitted, "load", _NOT_STORAGE),
-    rule("queue", _queue, "queue", _NOT_STORAGE),
-    rule("evict", _evict, "evict", _NOT_STORAGE),
-    rule("ready gap", _ready_gap, "ready_gap", _NOT_STORAGE),
-    rule("prefill", _prefill, "prefill", _NOT_STORAGE),
+    rule("mapped page by page", _mapped_page_by_page, "load", "fault"),
     rule("init", _init, "init", _NOT_STORAGE),
+    rule("front polls", _front_polls, "ready_gap", _NOT_STORAGE),
+    rule("prompt", _prompt, "prefill", _NOT_STORAGE),
+    rule("tokens without text", _tokens_without_text, "first_decode"),
 )

@@ -7,8 +7,9 @@ what the recording shows; a gain is promised only with the model that gives it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from ttftprof.circumstances import Circumstances
 from ttftprof.gpu import Hint
 from ttftprof.model import Action, Activity, Evidence, FileUse, MountUse, Phase
 
@@ -30,6 +31,7 @@ class Facts:
     outcome: str
     until: str = "to the first token"
     hints: Sequence[Hint] = ()
+    known: Circumstances = field(default_factory=Circumstances)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,39 +8,144 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import PurePosixPath
+from typing import Any
+
+MS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class FixedWait:
+    """A wait that a front makes by the clock, whether or not there is anything to wait for.
+
+    It looks again every `quantum_ns`, the first time `first_ns` after it began to wait, and gives
+    up after `most_ns` (None: not before its time-out for the whole load). `checked` says where it
+    was read.
+    """
+
+    phase: str
+    says: str
+    quantum_ns: int
+    first_ns: int
+    most_ns: int | None
+    checked: str
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
     """`programs`: base names of the executable or script; `arguments`: a pattern that one of the
-    arguments must match (an interpreter's module, say), where the name alone says nothing."""
+    arguments must match (an interpreter's module, say), where the name alone says nothing;
+    `titles`: what its processes call themselves in place of a command line.
+
+    `context`, `slots`, `loading`: the options that say how big a context is, how many requests are
+    served at once, how weights are read. `metrics`: the path of its own counts, if it has one.
+    """
 
     name: str
     title: str
     programs: frozenset[str] = frozenset()
     arguments: re.Pattern[str] | None = None
+    titles: re.Pattern[str] | None = None
+    context: tuple[str, ...] = ()
+    slots: tuple[str, ...] = ()
+    loading: tuple[str, ...] = ()
+    waits: tuple[FixedWait, ...] = ()
+    metrics: str = ""
+
+    @property
+    def telling(self) -> tuple[str, ...]:
+        """The options whose change makes a server load again what it had."""
+        return (*self.context, *self.slots, *self.loading)
 
 
-def _engine(name: str, title: str, programs: str = "", arguments: str = "") -> Engine:
-    pattern = re.compile(arguments) if arguments else None
-    return Engine(name, title, frozenset(programs.split()), pattern)
+def _engine(
+    name: str, title: str, programs: str = "", arguments: str = "", titles: str = "", **more: Any
+) -> Engine:
+    words = {k: tuple(v.split()) for k, v in more.items() if k in ("context", "slots", "loading")}
+    return Engine(
+        name,
+        title,
+        frozenset(programs.split()),
+        re.compile(arguments) if arguments else None,
+        re.compile(titles) if titles else None,
+        **{**more, **words},
+    )
 
+
+_OLLAMA_WAITS = (
+    FixedWait(
+        "evict",
+        "Ollama waits after an unload until the GPU's free memory has risen",
+        250 * MS, 250 * MS, 5_000 * MS, "server/sched.go, September 2026",
+    ),
+    FixedWait(
+        "ready_gap",
+        "Ollama asks its runner every 250 ms whether it is ready",
+        250 * MS, 0, None, "llm/llama_server.go, September 2026",
+    ),
+)  # fmt: skip
+_SWAP_WAITS = (
+    FixedWait(
+        "ready_gap",
+        "llama-swap first looks 250 ms after it started a server, then once a second",
+        1_000 * MS, 250 * MS, None, "internal/process/process_command.go, September 2026",
+    ),
+)  # fmt: skip
+
+# The options of llama.cpp's server, whoever starts it.
+_LLAMA_OPTIONS = {
+    "context": "-c --ctx-size -ctk -ctv --cache-type-k --cache-type-v",
+    "slots": "-np --parallel",
+    "loading": "-ngl --n-gpu-layers --gpu-layers --no-mmap --mlock --direct-io --load-mode --numa",
+}
 
 # In order: a front end that starts another engine's server comes before that engine.
 ENGINES: tuple[Engine, ...] = (
-    _engine("llama-swap", "llama-swap", "llama-swap"),
-    _engine("ollama", "Ollama", "ollama ollama_llama_server ollama-runner"),
-    _engine("llama.cpp", "llama.cpp llama-server", "llama-server llama-server-impl server-llama"),
-    _engine("llama-cpp-python", "llama-cpp-python", arguments=r"^llama_cpp\.server"),
-    _engine("vllm", "vLLM", "vllm", r"^vllm\.entrypoints|^vllm$|(^|/)vllm$"),
-    _engine("sglang", "SGLang", "sglang", r"^sglang\.launch_server|(^|/)sglang$"),
-    _engine("tgi", "text-generation-inference", "text-generation-launcher text-generation-router"),
-    _engine("transformers", "transformers serve", "transformers", r"(^|/)transformers(-cli)?$"),
-    _engine("localai", "LocalAI", "local-ai"),
+    _engine("llama-swap", "llama-swap", "llama-swap", waits=_SWAP_WAITS),
+    _engine(
+        "ollama", "Ollama", "ollama ollama_llama_server ollama-runner", waits=_OLLAMA_WAITS,
+        **_LLAMA_OPTIONS | {"context": "--ctx-size --kv-cache-type -c", "slots": "--parallel -np"},
+    ),
+    _engine(
+        "llama.cpp", "llama.cpp llama-server", "llama-server llama-server-impl server-llama",
+        **_LLAMA_OPTIONS,
+    ),
+    _engine(
+        "llama-cpp-python", "llama-cpp-python", arguments=r"^llama_cpp\.server", context="--n_ctx",
+        loading="--n_gpu_layers --use_mmap --use_mlock",
+    ),
+    _engine("xllamacpp", "xllamacpp", arguments=r"^xllamacpp|(^|/)xllamacpp[\w-]*\.py$",
+            **_LLAMA_OPTIONS),
+    _engine(
+        "vllm", "vLLM", "vllm", r"^vllm\.entrypoints|^vllm$|(^|/)vllm$", r"^VLLM::",
+        context="--max-model-len --kv-cache-dtype --gpu-memory-utilization",
+        slots="--max-num-seqs", loading="--load-format --safetensors-load-strategy",
+        metrics="/metrics",
+    ),
+    _engine(
+        "sglang", "SGLang", "sglang", r"^sglang\.launch_server|(^|/)sglang$", r"^sglang::",
+        context="--context-length --mem-fraction-static", slots="--max-running-requests",
+        loading="--load-format", metrics="/metrics",
+    ),
+    _engine(
+        "tgi", "text-generation-inference",
+        "text-generation-launcher text-generation-router text-generation-server",
+        context="--max-total-tokens --max-input-tokens", slots="--max-concurrent-requests",
+        metrics="/metrics",
+    ),
+    _engine("transformers", "transformers serve", "transformers",
+            r"(^|/)transformers(-cli)?$|^transformers\.", loading="--device --dtype"),
+    _engine("localai", "LocalAI", "local-ai", context="--context-size"),
     _engine("lmstudio", "LM Studio", "lm-studio lms llmster"),
-    _engine("koboldcpp", "KoboldCpp", "koboldcpp", r"koboldcpp\.py$"),
-)
+    _engine("koboldcpp", "KoboldCpp", "koboldcpp", r"koboldcpp\.py$", context="--contextsize",
+            loading="--gpulayers --usemlock --nommap"),
+)  # fmt: skip
+_BY_NAME = {engine.name: engine for engine in ENGINES}
+
+
+def engine_named(name: str | None) -> Engine | None:
+    return _BY_NAME.get(name or "")
 
 
 def recognise(exe: str, argv: Sequence[str]) -> Engine | None:
@@ -53,7 +158,20 @@ def recognise(exe: str, argv: Sequence[str]) -> Engine | None:
             return engine
         if engine.arguments and any(engine.arguments.search(a) for a in runs):
             return engine
+        if engine.titles and argv and engine.titles.match(argv[0]):
+            return engine
     return None
+
+
+def option_of(argv: Sequence[str], names: Sequence[str]) -> str | None:
+    """The last value given for one of these options: `-c 4096`, `--ctx-size=4096`; "" for a bare
+    flag, None where it is not given."""
+    value: str | None = None
+    for argument, after in zip_longest(argv, argv[1:], fillvalue="-"):
+        name, equals, joined = argument.partition("=")
+        if name in names:
+            value = joined if equals else ("" if after.startswith("-") else after)
+    return value
 
 
 _INTERPRETER = re.compile(r"(python|pypy)[\d.]*$|uv$|pipx$")

@@ -54,58 +54,214 @@ class LogMark:
     """One line that means something. Named groups of the pattern become the mark's values:
     numbers as numbers, `model` as a short string; nothing else of the line is kept.
 
-    `versions` says for which builds the wording was checked.
+    `versions` says for which builds the wording was checked; `line` is such a line.
     """
 
     name: str
-    pattern: re.Pattern[bytes]
     versions: str
+    pattern: re.Pattern[bytes]
+    line: bytes
 
 
-def _log(name: str, pattern: bytes, versions: str) -> LogMark:
-    return LogMark(name, re.compile(pattern), versions)
+def _log(name: str, versions: str, pattern: bytes, line: bytes) -> LogMark:
+    return LogMark(name, versions, re.compile(pattern), line)
 
 
 _LLAMA = "llama.cpp b4500 to b10434"
+_ROUTER = "llama.cpp b7000 to b10434"
+_OLLAMA = "Ollama 0.5 to September 2026"
+_OLLAMA_NOW = "Ollama June to September 2026 (llama-server as its runner)"
+_SWAP = "llama-swap v150 to September 2026"
+_VLLM = "vLLM 0.8 to 0.29"
+_SGLANG = "SGLang 0.4 to 0.5"
+_UVICORN = "uvicorn 0.20 to 0.38"
+
+# What the names mean to the analysis:
+#   load_begin, load_end   the weights are about to be, or were, taken up
+#   model_loaded           the process is able to serve
+#   serving                its HTTP server is up; of engines that load before they serve, the same
+#   slot_start             a request was given its slot
+#   evicting, spawning, front_ready   what a front does about a switch
+#   expired                a model was unloaded because nobody used it
+#   engine_load            how many requests run and wait, and how full the KV cache is
+# The others are shown on the timeline, and as evidence.
 LOG_MARKS: tuple[LogMark, ...] = (
-    _log("fit_begin", rb"fitting params to (?:free|device) memory", _LLAMA),
     _log(
-        "fit_end", rb"fitting params to (?:free|device) memory took (?P<s>[\d.]+) seconds", _LLAMA
+        "fit_begin", _LLAMA, rb"fitting params to (?:free|device) memory",
+        b"common_init_result: fitting params to device memory, for bugs during this step try ...",
     ),
-    _log("load_begin", rb"load_tensors: loading model tensors", _LLAMA),
     _log(
-        "context_begin",
+        "fit_end", _LLAMA,
+        rb"fitting params to (?:free|device) memory took (?P<s>[\d.]+) seconds",
+        b"common_fit_params: fitting params to free memory took 0.41 seconds",
+    ),
+    _log(
+        "load_begin", _LLAMA, rb"load_tensors: loading model tensors",
+        b"load_tensors: loading model tensors, this can take a while... (mmap = true)",
+    ),
+    _log(
+        "context_begin", _LLAMA,
         rb"llama_context: constructing llama_context|llama_new_context_with_model:",
-        _LLAMA,
+        b"llama_context: constructing llama_context",
     ),
-    _log("warmup", rb"warming up the model with an empty run", _LLAMA),
     _log(
-        "model_loaded",
+        "warmup", _LLAMA, rb"warming up the model with an empty run",
+        b"common_init_from_params: warming up the model with an empty run - please wait ...",
+    ),
+    _log(
+        "model_loaded", _LLAMA,
         rb"(?:main|srv\s+\w+|load_model|llama_server): *(?:\|[^|]*\| *)?model loaded",
-        _LLAMA,
+        b"main: model loaded",
     ),
-    _log("listening", rb"server is listening on|starting the main loop", _LLAMA),
-    _log("slot_start", rb"launch_slot_", _LLAMA),
     _log(
-        "prompt_eval",
+        "listening", _LLAMA, rb"server is listening on|starting the main loop",
+        b"main: server is listening on http://127.0.0.1:8080 - starting the main loop",
+    ),
+    # Not every line of launch_slot_ means a start: it also tells of what it refuses.
+    _log(
+        "slot_start", _LLAMA, rb"launch_slot_\w*: .*\|\s*processing task",
+        b"slot launch_slot_: id  0 | task 12 | processing task, is_child = 0",
+    ),
+    _log(
+        "slot_start", "ik_llama.cpp; llama.cpp before b3000",
+        rb"launch_slot_with_task\] slot is processing task",
+        b'INFO [   launch_slot_with_task] slot is processing task | tid="13" id_slot=0 id_task=3',
+    ),
+    _log(
+        "prompt_eval", _LLAMA,
         rb"prompt eval time =\s*(?P<ms>[\d.]+) ms /\s*(?P<tokens>\d+) tokens",
-        _LLAMA,
+        b"prompt eval time =     269.91 ms /    34 tokens (    7.94 ms per token,   125.97 tok/s)",
     ),
-    _log("evicting", rb"evicting idle LRU name=(?P<model>\S+) to make room", "llama.cpp b7000 on"),
     _log(
-        "spawning",
+        "evicting", _ROUTER, rb"evicting idle LRU name=(?P<model>\S+) to make room",
+        b"srv  unload_lru: evicting idle LRU name=a to make room for name=b",
+    ),
+    _log(
+        "spawning", _ROUTER,
         rb"spawning server instance with name=(?P<model>\S+) on port (?P<port>\d+)",
-        "llama.cpp b7000 on",
+        b"srv  load: spawning server instance with name=b on port 54021",
     ),
-    _log("instance_exited", rb"instance name=(?P<model>\S+) exited", "llama.cpp b7000 on"),
     _log(
-        "proxying",
-        rb"proxying request to model (?P<model>\S+) on port (?P<port>\d+)",
-        "llama.cpp b7000 on",
+        "instance_exited", _ROUTER, rb"instance name=(?P<model>\S+) exited",
+        b"srv  operator(): instance name=a exited with status 0",
     ),
-    _log("full_reprocess", rb"forcing full prompt re-processing", _LLAMA),
-    _log("cpu_fallback", rb"offloaded (?P<layers>\d+)/(?P<of>\d+) layers to GPU", _LLAMA),
-)
+    _log(
+        "proxying", _ROUTER,
+        rb"proxying request to model (?P<model>\S+) on port (?P<port>\d+)",
+        b"srv  proxy_reques: proxying request to model b on port 54021",
+    ),
+    _log(
+        "full_reprocess", _LLAMA, rb"forcing full prompt re-processing",
+        b"slot update_slots: id  0 | task 9 | forcing full prompt re-processing due to lack of ...",
+    ),
+    _log(
+        "cpu_fallback", _LLAMA, rb"offloaded (?P<layers>\d+)/(?P<of>\d+) layers to GPU",
+        b"load_tensors: offloaded 12/33 layers to GPU",
+    ),
+    _log(
+        "spawning", _OLLAMA, rb'msg="starting (?:llama[- ]server|runner)"',
+        b'time=2026-09-02T16:52:34.600Z level=INFO source=llama_server.go:433 '
+        b'msg="starting llama-server" cmd="/usr/lib/ollama/llama-server --model ..."',
+    ),
+    _log(
+        "evicting", _OLLAMA,
+        rb"resetting model to expire immediately to make room",
+        b'level=DEBUG source=sched.go:201 msg="resetting model to expire immediately to make room"',
+    ),
+    _log(
+        "expired", _OLLAMA, rb"timer expired, expiring to unload|runner expired event received",
+        b'level=DEBUG source=sched.go:340 msg="timer expired, expiring to unload"',
+    ),
+    _log(
+        "front_ready", _OLLAMA,
+        rb"(?:llama-server|llama runner) started in (?P<s>[\d.]+) seconds",
+        b'level=INFO source=llama_server.go:1390 msg="llama-server started in 0.75 seconds"',
+    ),
+    _log(
+        "vram_back", _OLLAMA,
+        rb"gpu VRAM free memory converged after (?P<s>[\d.]+) seconds",
+        b'level=DEBUG source=sched.go:888 msg="gpu VRAM free memory converged after 0.50 seconds"',
+    ),
+    _log(
+        "vram_not_back", _OLLAMA, rb"gpu VRAM usage didn\'t recover within timeout",
+        b'level=DEBUG source=sched.go:892 msg="gpu VRAM usage didn\'t recover within timeout"',
+    ),
+    _log(
+        "spawning", _SWAP, rb"<(?P<model>[^>]+)> Executing start command",
+        b"[DEBUG] <b> Executing start command: llama-server --port 9001 -m b.gguf, env: ",
+    ),
+    _log(
+        "front_ready", _SWAP, rb"<(?P<model>[^>]+)> Health check passed on",
+        b"[INFO] <b> Health check passed on http://localhost:9001/health",
+    ),
+    _log(
+        "expired", _SWAP, rb"<(?P<model>[^>]+)> Unloading model, TTL of",
+        b"[INFO] <a> Unloading model, TTL of 300s reached",
+    ),
+    _log(
+        "load_begin", _VLLM, rb"Starting to load model",
+        b"(EngineCore pid=9) INFO 10-04 17:03:51 [gpu_model_runner.py:3] Starting to load model b",
+    ),
+    _log(
+        "load_end", _VLLM, rb"Loading weights took (?P<s>[\d.]+) seconds",
+        b"(EngineCore pid=9) INFO 10-04 17:04:02 [loader.py:291] Loading weights took 9.81 seconds",
+    ),
+    _log(
+        "compiled", _VLLM, rb"torch\.compile takes (?P<s>[\d.]+) s",
+        b"INFO 10-04 17:04:20 [monitor.py:34] torch.compile takes 17.32 s in total",
+    ),
+    _log(
+        "graphs_captured", _VLLM, rb"Graph capturing finished in (?P<s>[\d.]+) secs",
+        b"INFO 10-04 17:04:40 [gpu_model_runner.py:4] Graph capturing finished in 18 secs",
+    ),
+    _log(
+        "engine_ready", _VLLM,
+        rb"init engine \(profile, create kv cache, warmup model\) took (?P<s>[\d.]+) seconds",
+        b"INFO 10-04 17:04:41 [core.py:2] init engine (profile, create kv cache, warmup model) took"
+        b" 39.20 seconds",
+    ),
+    _log(
+        "engine_load", _VLLM,
+        rb"Running: (?P<running>\d+) reqs, Waiting: (?P<waiting>\d+) reqs, "
+        rb"GPU KV cache usage: (?P<cache_percent>[\d.]+)%",
+        b"(APIServer pid=1) INFO 10-04 17:04:44 [loggers.py:273] Engine 000: Avg prompt throughput:"
+        b" 1055.3 tokens/s, Avg generation throughput: 0.3 tokens/s, Running: 3 reqs, Waiting: 2"
+        b" reqs, GPU KV cache usage: 98.4%, Prefix cache hit rate: 0.0%",
+    ),
+    _log(
+        "load_begin", _SGLANG, rb"Load weight begin",
+        b"[2026-09-02 10:00:01 TP0] Load weight begin. avail mem=21.30 GB",
+    ),
+    _log(
+        "load_end", _SGLANG, rb"Load weight end",
+        b"[2026-09-02 10:00:09 TP0] Load weight end. elapsed=8.02 s, type=Qwen3ForCausalLM",
+    ),
+    _log(
+        "graphs_begin", _SGLANG, rb"Capture cuda graph begin",
+        b"[2026-09-02 10:00:10 TP0] Capture cuda graph begin. This can take up to several minutes.",
+    ),
+    _log(
+        "serving", _SGLANG, rb"The server is fired up and ready to roll",
+        b"[2026-09-02 10:00:31] The server is fired up and ready to roll!",
+    ),
+    _log(
+        "engine_load", _SGLANG,
+        rb"#running-req: (?P<running>\d+).*token usage: (?P<cache_use>[\d.]+)"
+        rb".*#queue-req: (?P<waiting>\d+)",
+        b"[2026-09-02 10:01:00 TP0] Decode batch. #running-req: 4, #token: 812, token usage: 0.97,"
+        b" gen throughput (token/s): 88.1, #queue-req: 2",
+    ),
+    _log(
+        "serving", _UVICORN, rb"Application startup complete",
+        b"INFO:     Application startup complete.",
+    ),
+    _log(
+        "serving", "text-generation-inference 2.0 to 3.3",
+        rb"text_generation_router.*Connected",
+        b"2026-09-02T10:00:31.00Z  INFO text_generation_router::server: router/src/server.rs: "
+        b"Connected",
+    ),
+)  # fmt: skip
 
 # A router prints its child's lines behind "[port] ": the child's own write was stamped already.
 _RELAYED = re.compile(rb"^\s*\[\d{2,5}\] ")

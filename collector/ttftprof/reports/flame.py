@@ -67,6 +67,7 @@ _ACTIVITY_COLOUR = {
     "reclaim": "color(214)",
     "sleep": "color(247)",
     "idle": "color(247)",
+    "unknown": "color(239)",
 }
 _GPU = "color(36)"
 _STORAGE, _FAULTS, _CACHE = "color(74)", "color(175)", "color(36)"

@@ -1,0 +1,397 @@
+"""What else is known of one request's wait: who had the cores, what was loaded before, who polled.
+
+Pure. These are the facts that verdicts rest on beside phases and activities; each is a count or a
+comparison of the recording's own facts, and None or empty where the recording does not tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import median
+
+from ttftprof.activities import cpu_wait_ns
+from ttftprof.engines.catalog import Engine, FixedWait, option_of
+from ttftprof.events import Kind
+from ttftprof.model import Evidence, Phase
+from ttftprof.phases import Served, Started, StartUp
+from ttftprof.phases.holders import files_used
+from ttftprof.phases.room import evicted
+from ttftprof.storage import counted
+from ttftprof.timeline import FOREVER, Process, Timeline
+
+CROWDED = 0.1  # share of the time in which a thread wanted to run and had to wait for a core
+_LAZY_SHARE = 0.05  # of the weights, read inside prefill, from which it is a load in disguise
+_SIGNALS = {6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
+_ASKED_TO_END = {2, 15}
+# A prompt shorter than this is soon processed again.
+_LONG_PROMPT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class CoreWait:
+    """Threads that wanted to run, summed: how long they waited for a core, how long they ran.
+
+    `by`: the other process of the target that ran most meanwhile, if it ran for long.
+    """
+
+    waited_ns: int
+    ran_ns: int
+    by: str = ""
+
+    @property
+    def share(self) -> float:
+        wanted = self.waited_ns + self.ran_ns
+        return self.waited_ns / wanted if wanted else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Polls:
+    """The front's looks at the new server: how many, how far apart (None: one alone)."""
+
+    count: int
+    quantum_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """The file had been loaded before, by a process that is gone. `why`: words; `changed`: options
+    that differ, as (name, before, now)."""
+
+    path: str
+    why: str
+    changed: tuple[tuple[str, str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """See the module. `by_phase` durations are nanoseconds."""
+
+    front: Engine | None = None
+    server: Engine | None = None
+    core_waits: Mapping[str, CoreWait] = field(default_factory=dict)
+    polls: Polls | None = None
+    after_end_ns: int | None = None  # from the old process's end to the next one's execution
+    reload: Reload | None = None
+    fit_ns: int = 0  # spent in launch on a load that only looked whether the model fits
+    helpers: int = 0  # processes that came and went during launch
+    silent_tokens: int = 0  # decoded between the prompt and the first text
+    lazy_bytes: int = 0  # of the weights, from storage, inside prefill
+    cache_lost_tokens: int | None = None  # processed again because the switch lost the prompt cache
+    reprocessed: bool = False  # the server said that it processes the whole prompt again
+
+    def fixed_wait(self, phase: str) -> FixedWait | None:
+        """The wait by the clock that this front is known for in a phase."""
+        waits = self.front.waits if self.front else ()
+        return next((w for w in waits if w.phase == phase), None)
+
+
+def circumstances_of(
+    timeline: Timeline,
+    served: Served,
+    start: StartUp | None,
+    phases: Sequence[Phase],
+    critical: Sequence[int],
+    everyone: Sequence[Served],
+) -> Circumstances:
+    """Everything the recording tells of one request beside its phases. `critical`: the process
+    that held up each phase."""
+    switched_in = start if start and _inside(start, served) else None
+    return Circumstances(
+        front=timeline.engine_of(served.front.tgid),
+        server=timeline.engine_of(served.server),
+        core_waits=core_waits(timeline, phases, critical),
+        polls=_polls(timeline, served, start) if switched_in else None,
+        after_end_ns=_after_end_ns(timeline, served, start) if switched_in else None,
+        reload=_reload(timeline, served, switched_in, everyone) if switched_in else None,
+        fit_ns=_fit_ns(timeline, start, phases),
+        helpers=_helpers(timeline, served, phases),
+        silent_tokens=_silent_tokens(timeline, served, phases),
+        lazy_bytes=lazy_bytes(timeline, start, phases),
+        cache_lost_tokens=_cache_lost(served, everyone) if switched_in else None,
+        reprocessed=_said_reprocessed(timeline, served),
+    )
+
+
+def of_start(timeline: Timeline, started: Started) -> Circumstances:
+    """The same of a start that no request waited for, as far as it has any."""
+    tgid = started.start.process.tgid
+    return Circumstances(
+        server=timeline.engine_of(tgid),
+        core_waits=core_waits(timeline, started.phases, started.critical_processes()),
+        fit_ns=_fit_ns(timeline, started.start, started.phases),
+    )
+
+
+def _inside(start: StartUp, served: Served) -> bool:
+    """Whether the model was loaded during the wait."""
+    edge = start.load_end or start.ready
+    return edge is not None and edge.ns > served.front.start_ns
+
+
+# -- cores ----------------------------------------------------------------------------------------
+
+
+def core_waits(
+    timeline: Timeline, phases: Sequence[Phase], critical: Sequence[int]
+) -> dict[str, CoreWait]:
+    """{phase: how its process's threads fared for cores}, where they waited a good deal."""
+    sums: dict[str, CoreWait] = {}
+    for phase, tgid in zip(phases, critical, strict=True):
+        window = phase.start_ns, phase.end_ns
+        waited = cpu_wait_ns(timeline, tgid, *window)
+        ran = counted(timeline, {tgid}, "cpu_ns", *window)
+        so_far = sums.get(phase.phase, CoreWait(0, 0))
+        sums[phase.phase] = CoreWait(so_far.waited_ns + waited, so_far.ran_ns + ran)
+    crowded = {name: wait for name, wait in sums.items() if wait.share >= CROWDED}
+    for phase, tgid in zip(phases, critical, strict=True):
+        wait = crowded.get(phase.phase)
+        if wait is not None and not wait.by:
+            by = _rival(timeline, tgid, (phase.start_ns, phase.end_ns))
+            crowded[phase.phase] = replace(wait, by=by)
+    return crowded
+
+
+def _rival(timeline: Timeline, tgid: int, window: tuple[int, int]) -> str:
+    ran = {
+        other: counted(timeline, {other}, "cpu_ns", *window)
+        for other in timeline.thread_rows
+        if other != tgid
+    }
+    other = max(ran, key=lambda t: ran[t], default=None)
+    if other is None or ran[other] < (window[1] - window[0]) * CROWDED:
+        return ""
+    life = timeline.process_at(other, window[0])
+    name = life.facts.get("comm") if life else None
+    return f"{name or 'a process'} (pid {other})"
+
+
+# -- the front ------------------------------------------------------------------------------------
+
+
+def _polls(timeline: Timeline, served: Served, start: StartUp | None) -> Polls | None:
+    """Health checks of the new server by another process of the target, until it was handed on."""
+    if start is None:
+        return None
+    began = max(start.process.start_ns, served.front.start_ns)
+    looks = sorted(
+        e.start_ns
+        for e in timeline.exchanges
+        if e.tgid == served.server
+        and e.from_target
+        and not e.generates
+        and began <= e.start_ns <= max(served.received_ns, began)
+    )
+    if not looks:
+        return None
+    apart = [b - a for a, b in pairwise(looks)]
+    return Polls(len(looks), round(median(apart)) if apart else None)
+
+
+def _after_end_ns(timeline: Timeline, served: Served, start: StartUp | None) -> int | None:
+    if start is None or start.began is None:
+        return None
+    old = evicted(timeline, served, start)
+    return start.began.ns - old.gone_ns if old and old.gone_ns < start.began.ns else None
+
+
+# -- the same file again --------------------------------------------------------------------------
+
+
+def _reload(
+    timeline: Timeline, served: Served, start: StartUp | None, everyone: Sequence[Served]
+) -> Reload | None:
+    """Why a file is loaded that was loaded before; None if it was not, or made room meanwhile."""
+    if start is None or start.weights is None:
+        return None
+    before = _held_before(timeline, start)
+    if before is None or _used_between(before, served, everyone):
+        return None
+    path = start.weights.path
+    changed = _changed(timeline, before, start.process)
+    if changed:
+        words = ", ".join(
+            f"{name} {old or 'unset'} → {new or 'unset'}" for name, old, new in changed
+        )
+        return Reload(path, f"the server was started with other options ({words})", changed)
+    crash = _crash(timeline, before)
+    if crash:
+        return Reload(path, f"the process that had it ended by itself ({crash})")
+    if before.gone_ns < served.front.start_ns:
+        idle_ns = before.gone_ns - _last_use_ns(timeline, before)
+        return Reload(path, f"it had been unloaded after {idle_ns / 1e9:.1f} s without a request")
+    return Reload(path, "the process that had it was ended for this request")
+
+
+def _held_before(timeline: Timeline, start: StartUp) -> Process | None:
+    """The last other process that used the file and went before this one was executed."""
+    assert start.weights is not None
+    began = start.process.exec_ns or start.process.start_ns
+    lives = (life for lives in timeline.processes.values() for life in lives)
+    gone = [
+        life
+        for life in lives
+        if life is not start.process
+        and life.gone_ns <= began
+        and start.weights in files_used(timeline, life, 0, life.gone_ns)
+    ]
+    return max(gone, key=lambda life: life.gone_ns, default=None)
+
+
+def _used_between(before: Process, served: Served, everyone: Sequence[Served]) -> bool:
+    """Whether another process served somebody in between: then this is a switch back."""
+    return any(
+        o is not served
+        and o.server not in (before.tgid, served.server)
+        and before.gone_ns <= o.last_ns <= served.front.start_ns
+        for o in everyone
+    )
+
+
+def _changed(timeline: Timeline, before: Process, now: Process) -> tuple[tuple[str, str, str], ...]:
+    """The telling options that two command lines give differently."""
+    engine = timeline.engine_of(now.tgid)
+    names = engine.telling if engine else ()
+    told = ((name, option_of(before.argv, [name]), option_of(now.argv, [name])) for name in names)
+    return tuple((name, old or "", new or "") for name, old, new in told if old != new)
+
+
+def _crash(timeline: Timeline, process: Process) -> str:
+    """How a process ended that nobody had asked to; "" if somebody had, or it is not known."""
+    exits = timeline.of_kind(Kind.PROCESS_EXIT)
+    mine = exits[(exits["tgid"] == process.tgid) & (exits["start_ns"] <= process.gone_ns)]
+    if not len(mine):
+        return ""
+    status = int(mine["a"][-1])
+    signals = timeline.of_kind(Kind.SIGNAL)
+    asked = signals[(signals["tgid"] == process.tgid) & (signals["start_ns"] <= process.gone_ns)]
+    if any(int(s["flags"]) in _ASKED_TO_END and int(s["a"]) != process.tgid for s in asked):
+        return ""
+    number, code = status & 0x7F, status >> 8 & 0xFF
+    if number:
+        return _SIGNALS.get(number, f"signal {number}")
+    return f"exit code {code}" if code else ""
+
+
+def _last_use_ns(timeline: Timeline, process: Process) -> int:
+    """The end of the last answer it gave, else when it was last started."""
+    ends = [
+        e.end_ns
+        for e in timeline.exchanges
+        if e.tgid == process.tgid and e.generates and e.end_ns and e.end_ns <= process.gone_ns
+    ]
+    return max(ends, default=max(process.start_ns, timeline.start_ns))
+
+
+# -- launch ---------------------------------------------------------------------------------------
+
+
+def _window(phases: Sequence[Phase], name: str) -> tuple[int, int] | None:
+    mine = [p for p in phases if p.phase == name]
+    return (mine[0].start_ns, mine[-1].end_ns) if mine else None
+
+
+def _fit_ns(timeline: Timeline, start: StartUp | None, phases: Sequence[Phase]) -> int:
+    """Engine calls before the load: a first, header-only load that looks whether the model fits."""
+    window = _window(phases, "launch")
+    if start is None or window is None:
+        return 0
+    calls = [
+        c for c in timeline.calls_of(start.process.tgid, None, *window) if c.end_ns <= window[1]
+    ]
+    if not any(c.name == "model_load" for c in calls):
+        return 0
+    return max(c.end_ns for c in calls) - min(c.start_ns for c in calls)
+
+
+def _helpers(timeline: Timeline, served: Served, phases: Sequence[Phase]) -> int:
+    """Processes that were started and ended within the launch: probing children, compilers."""
+    window = _window(phases, "launch")
+    if window is None:
+        return 0
+    return sum(
+        1
+        for lives in timeline.processes.values()
+        for life in lives
+        if life.exec_ns is not None
+        and life.tgid not in (served.server, served.front.tgid)
+        and window[0] <= life.exec_ns
+        and life.gone_ns <= window[1]
+    )
+
+
+# -- prefill and decode ---------------------------------------------------------------------------
+
+
+def lazy_bytes(timeline: Timeline, start: StartUp | None, phases: Sequence[Phase]) -> int:
+    """Bytes of the weights that came from storage inside prefill, if they are a good part."""
+    window = _window(phases, "prefill")
+    if start is None or window is None or not start.shards:
+        return 0
+    size = sum(f.size_bytes for f in start.shards)
+    pages = sum(f.delta("added_pages", *window) for f in start.shards)
+    came = pages * timeline.page_bytes
+    return came if came >= _LAZY_SHARE * size else 0
+
+
+def with_lazy_load(phases: Sequence[Phase], came: int) -> tuple[Phase, ...]:
+    """The phases, prefill with the evidence that weights were read inside it."""
+    if not came:
+        return tuple(phases)
+    what = "of the weights came from storage inside it: the load was left to the first use"
+    found = Evidence("files", what, came, "bytes")
+    return tuple(
+        replace(p, evidence=(*p.evidence, found)) if p.phase == "prefill" else p for p in phases
+    )
+
+
+def _silent_tokens(timeline: Timeline, served: Served, phases: Sequence[Phase]) -> int:
+    """Tokens decoded after the prompt that showed no text."""
+    window = _window(phases, "first_decode")
+    if window is None:
+        return 0
+    return len(timeline.calls_of(served.server, "decode", *window))
+
+
+def _cache_lost(served: Served, everyone: Sequence[Served]) -> int | None:
+    """Prompt tokens processed again, of a model that had a long prompt before the switch."""
+    mine = served.last_hop
+    tokens = mine.prompt_tokens
+    if tokens is None or tokens < _LONG_PROMPT or mine.cached_tokens:
+        return None
+    had = any(
+        o.front.model == served.front.model
+        and o.server != served.server
+        and (o.front.end_ns or FOREVER) <= served.front.start_ns
+        and (o.last_hop.prompt_tokens or 0) * 2 >= tokens
+        for o in everyone
+    )
+    return tokens if had else None
+
+
+def _said_reprocessed(timeline: Timeline, served: Served) -> bool:
+    return any(
+        served.received_ns <= mark.ns <= served.last_ns
+        for mark in timeline.marks_of(served.server, "full_reprocess")
+    )
+
+
+def notes_of(found: Circumstances) -> list[str]:
+    """What of it deserves a note whatever the verdict."""
+    notes = []
+    if found.core_waits:
+        worst = max(found.core_waits.values(), key=lambda w: w.waited_ns)
+        name = next(n for n, w in found.core_waits.items() if w is worst)
+        notes.append(
+            f"in {name} the server's threads waited for a free core {worst.share:.0%} of the time "
+            f"they wanted to run: {worst.by or 'other programs'} had the cores"
+        )
+    if found.reload is not None:
+        notes.append(f"{found.reload.path} was loaded again: {found.reload.why}")
+    if found.cache_lost_tokens is not None:
+        notes.append(
+            f"the switch lost the prompt cache: all {found.cache_lost_tokens:,} tokens of the "
+            "prompt were processed again"
+        )
+    return notes

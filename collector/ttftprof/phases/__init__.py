@@ -1,0 +1,168 @@
+"""Partitions a request's wait, from its arrival to its first token, into phases.
+
+Pure: a timeline in, phases out. The phases of a request abut and cover its interval exactly; what
+nothing observed explains is `unexplained`. Definitions of the phases: see `model.PHASES` and the
+design; each edge names the rule and the fact it rests on, and says whether both were observed.
+
+The method: find which process served the request (`served`), when that process was launched,
+loaded and able to serve (`startup`), how the old model made room (`room`), and what the request
+waited for on either side (`queues`, `work`); put these moments in order; cut them to the request's
+interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ttftprof.model import Evidence, Phase
+from ttftprof.phases.edges import INFERRED, Cutter, Edge
+from ttftprof.phases.queues import blocked_until, holder
+from ttftprof.phases.room import evicted, first_act, frees, was_serving
+from ttftprof.phases.served import Served, requests_of
+from ttftprof.phases.starts import Started, starts_of
+from ttftprof.phases.startup import StartUp, start_up
+from ttftprof.phases.work import until_work, work
+from ttftprof.timeline import Timeline
+
+__all__ = [
+    "Served",
+    "StartUp",
+    "Started",
+    "critical_processes",
+    "is_switch",
+    "partition",
+    "requests_of",
+    "start_up",
+    "starts_of",
+]
+
+# A front that has nothing to end acts within this; a longer wait needs an explanation.
+_ACTS_WITHIN_NS = 100_000_000
+
+
+def critical_processes(
+    timeline: Timeline, served: Served, phases: Sequence[Phase], everyone: Sequence[Served]
+) -> list[int]:
+    """For each phase, the process whose threads hold it up."""
+    start = start_up(timeline, served)
+    old = evicted(timeline, served, start) if start and start.began else None
+    front, server = served.front.tgid, served.server
+    busy = {
+        "evict": old.tgid if old else front,
+        "queue": holder(served, everyone, front),
+        "ready_gap": front,
+        "unexplained": server,
+    }
+    return [busy.get(phase.phase, server) for phase in phases]
+
+
+def partition(timeline: Timeline, served: Served, everyone: Sequence[Served]) -> tuple[Phase, ...]:
+    """The phases of one request. Sum of durations = the interval, to the nanosecond."""
+    front = served.front
+    end_ns = front.first_token_ns or min(front.end_ns or timeline.end_ns, timeline.end_ns)
+    cutter = Cutter(front.start_ns, max(end_ns, front.start_ns))
+    start = start_up(timeline, served)
+    answered = front.first_token_ns is not None
+    if answered or _was_served(timeline, served):
+        switched = start is not None and _switched(start, served)
+        if switched and start is not None:
+            _before_ready(timeline, served, start, everyone, cutter)
+        until_work(timeline, served, start, everyone, cutter, switched)
+        work(timeline, served, start, cutter, answered, switched)
+    cutter.rest("unexplained", INFERRED, Evidence("analysis", "nothing observed says what it was"))
+    return tuple(cutter.phases)
+
+
+def _was_served(timeline: Timeline, served: Served) -> bool:
+    """Whether the process that took the request loaded or ran a model itself."""
+    return bool(timeline.calls_of(served.server)) or served.front.headers_ns is not None
+
+
+def _switched(start: StartUp, served: Served) -> bool:
+    """Whether the server was still starting up or loading when the request arrived."""
+    ready = start.ready or start.load_end
+    return ready is not None and ready.ns > served.front.start_ns
+
+
+def is_switch(timeline: Timeline, served: Served) -> bool:
+    """Whether this request had to wait for its model to be loaded."""
+    start = start_up(timeline, served)
+    return start is not None and _switched(start, served)
+
+
+def _before_ready(
+    timeline: Timeline,
+    served: Served,
+    start: StartUp,
+    everyone: Sequence[Served],
+    cutter: Cutter,
+) -> None:
+    """From the arrival to the moment the server is able to serve."""
+    front = served.front
+    if start.began is not None and start.began.ns > front.start_ns:
+        _evict(timeline, served, start, everyone, cutter)
+    elif _started_for_another(served, start, everyone):
+        cutter.until("queue", start.ready or start.load_end)
+        return
+    elif start.load_begin is not None and was_serving(
+        timeline, served, start.process, start.load_begin.ns
+    ):
+        _evict_inside(timeline, served, start.load_begin, everyone, cutter)
+    cutter.until("launch", start.load_begin)
+    cutter.until("load", start.load_end)
+    cutter.until("init", start.ready)
+
+
+def _started_for_another(served: Served, start: StartUp, everyone: Sequence[Served]) -> bool:
+    """The load was under way for an earlier request that waits for the same process."""
+    begun = [edge.ns for edge in (start.began, start.load_begin) if edge is not None]
+    return any(
+        other.front.start_ns <= ns <= min(served.front.start_ns, other.last_ns)
+        for other in everyone
+        if other is not served and other.server == served.server
+        for ns in begun
+    )
+
+
+def _evict(
+    timeline: Timeline,
+    served: Served,
+    start: StartUp,
+    everyone: Sequence[Served],
+    cutter: Cutter,
+) -> None:
+    """The old model's end, up to the new process's execution."""
+    assert start.began is not None
+    old = evicted(timeline, served, start)
+    if old is None:
+        cutter.until("queue", blocked_until(served, everyone, start.began.ns))
+        if start.began.ns - cutter.at_ns <= _ACTS_WITHIN_NS:
+            cutter.until("queue", start.began, INFERRED)
+        else:
+            cutter.until("unexplained", start.began, INFERRED)
+        return
+    first = first_act(timeline, served.front.start_ns, old)
+    blocked = blocked_until(served, everyone, first.ns if first else start.began.ns)
+    cutter.until("queue", blocked)
+    cutter.until("queue", first, INFERRED)
+    cutter.until("evict", start.began)
+
+
+def _evict_inside(
+    timeline: Timeline,
+    served: Served,
+    load_begin: Edge,
+    everyone: Sequence[Served],
+    cutter: Cutter,
+) -> None:
+    """A switch within one process: the old model is freed by a call."""
+    freed = frees(timeline, served, load_begin.ns)
+    first_ns = min((c.start_ns for c in freed), default=load_begin.ns)
+    cutter.until("queue", blocked_until(served, everyone, first_ns))
+    if not freed:
+        unseen = Evidence("analysis", "nothing shows how the old model made room")
+        cutter.until("unexplained", Edge(load_begin.ns, INFERRED, unseen))
+        return
+    evidence = Evidence("call", "the old model began to be freed")
+    cutter.until("queue", Edge(first_ns, INFERRED, evidence))
+    cutter.until("evict", load_begin)

@@ -1,0 +1,144 @@
+"""Waiting behind others: in the front, for a slot of the server, for room in its KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ttftprof.model import Evidence
+from ttftprof.phases.edges import INFERRED, OBSERVED, Edge
+from ttftprof.phases.served import Served
+from ttftprof.sources.http import BEGAN_BEFORE
+from ttftprof.timeline import FOREVER, EngineLoad, Exchange, Timeline
+
+# A blocker's last byte and the next act may be stamped in either order by two threads.
+SLACK_NS = 2_000_000
+
+
+def blocked_until(served: Served, everyone: Sequence[Served], limit_ns: int) -> Edge | None:
+    """The end of the last earlier request that was still being answered when this one came, if it
+    ended before `limit_ns`."""
+    front = served.front
+    blockers = [
+        o.front
+        for o in everyone
+        if o is not served
+        and o.front.start_ns <= front.start_ns < (o.front.end_ns or FOREVER)
+        and (o.front.end_ns or FOREVER) <= limit_ns + SLACK_NS
+    ]
+    if not blockers:
+        return None
+    last = max(blockers, key=lambda b: b.end_ns or 0)
+    return Edge(
+        min(last.end_ns or limit_ns, limit_ns),
+        OBSERVED,
+        Evidence("sockets", f"an earlier request (for {last.model}) was being answered"),
+    )
+
+
+def holder(served: Served, everyone: Sequence[Served], otherwise: int) -> int:
+    """The server of the request that this one waits behind."""
+    ahead = [
+        o
+        for o in everyone
+        if o is not served
+        and o.front.start_ns <= served.front.start_ns < (o.front.end_ns or FOREVER)
+    ]
+    return ahead[-1].server if ahead else otherwise
+
+
+def inside_server(timeline: Timeline, served: Served) -> Edge | None:
+    """Waiting inside the server, by the best of what shows it."""
+    for_room = _waits_for_cache(timeline, served)
+    return for_room if for_room is not None else _slot_wait(timeline, served)
+
+
+# -- slots ----------------------------------------------------------------------------------------
+
+
+def _slot_wait(timeline: Timeline, served: Served) -> Edge | None:
+    """Waiting for a slot that another request holds."""
+    mine = served.last_hop
+    first_token = mine.first_token_ns or served.last_ns
+    beside = [
+        e
+        for e in timeline.exchanges
+        if e is not mine
+        and e.tgid == mine.tgid
+        and e.generates
+        and e.start_ns <= mine.start_ns < (e.end_ns or FOREVER)
+    ]
+    ahead = [e for e in beside if (e.end_ns or FOREVER) <= first_token]
+    if not ahead:
+        return None
+    given_ns = _slot_given_ns(timeline, mine)
+    if given_ns is not None:
+        return Edge(given_ns, OBSERVED, Evidence("log", "the server gave the request a slot"))
+    slots = timeline.slots_of(served.server)
+    if slots is not None and len(beside) < slots:
+        return None
+    end = max(e.end_ns or 0 for e in ahead)
+    return Edge(end, INFERRED, Evidence("sockets", "the request ahead in this server was answered"))
+
+
+def _slot_given_ns(timeline: Timeline, mine: Exchange) -> int | None:
+    """When the server gave this request a slot: they are given in the order of arrival."""
+    given: list[int] = []
+    for mark in timeline.marks_of(mine.tgid, "slot_start"):
+        if not given or mark.ns - given[-1] > SLACK_NS:  # one start may write two lines
+            given.append(mark.ns)
+    for exchange in timeline.exchanges:
+        if exchange.tgid != mine.tgid or not exchange.generates:
+            continue
+        if BEGAN_BEFORE in exchange.notes:  # and so may have had its slot
+            continue
+        until = exchange.first_token_ns or exchange.end_ns or FOREVER
+        slot = next((ns for ns in given if exchange.start_ns <= ns <= until), None)
+        if exchange is mine:
+            return slot
+        if slot is not None:
+            given.remove(slot)
+    return None
+
+
+# -- room in the KV cache -------------------------------------------------------------------------
+
+FULL = 0.8  # use of the KV cache from which a new prompt may not fit
+
+
+def _waits_for_cache(timeline: Timeline, served: Served) -> Edge | None:
+    """Waiting for memory of the KV cache, by the engine's own counts: some request waited while
+    this one had no token. It went on when an answer ended that had been under way."""
+    mine = served.last_hop
+    until = mine.first_token_ns or served.last_ns
+    waiting = [
+        load
+        for load in timeline.engine_loads
+        if mine.start_ns <= load.ns <= until and load.waiting and load.tgid in _sides(served)
+    ]
+    if not waiting:
+        return None
+    last = waiting[-1]
+    ends = [
+        e.end_ns
+        for e in timeline.exchanges
+        if e is not mine
+        and e.tgid == mine.tgid
+        and e.generates
+        and e.end_ns is not None
+        and last.ns - SLACK_NS <= e.end_ns <= until
+    ]
+    end_ns = min(ends, default=last.ns)
+    return Edge(end_ns, INFERRED, _counts(last))
+
+
+def _sides(served: Served) -> set[int]:
+    return {served.server, served.last_hop.tgid, served.front.tgid}
+
+
+def _counts(load: EngineLoad) -> Evidence:
+    """The reason, as far as the engine's counts tell it."""
+    use = "" if load.cache_use is None else f", KV cache {load.cache_use:.0%} in use"
+    full = load.for_capacity or (load.cache_use or 0) >= FULL
+    why = "no room in the KV cache" if full else "the engine had not admitted it"
+    counts = f"{load.waiting} waiting, {load.running} running{use}"
+    return Evidence("engine", f"{why} ({counts})", load.waiting, "requests")

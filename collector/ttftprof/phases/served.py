@@ -1,0 +1,142 @@
+"""Who served a request: the front that took it, what it passed it on to, the process that computed.
+
+A front passes a request on over a connection, perhaps to another front. Where the way to the
+process that computes is no HTTP that can be read (a Unix socket, a pipe, shared memory: an engine's
+child), it is told by the weights it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ttftprof.events import Kind
+from ttftprof.phases.holders import has_weights, loaders
+from ttftprof.timeline import FOREVER, Exchange, Process, Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A client's request, the last one it was passed on as (None if nobody passed it on), and the
+    process that computed if no request was seen to reach it.
+
+    `alone`: nothing shows who computed it.
+    """
+
+    front: Exchange
+    back: Exchange | None
+    worker: int | None = None
+    alone: bool = False
+
+    @property
+    def last_hop(self) -> Exchange:
+        return self.back or self.front
+
+    @property
+    def server(self) -> int:
+        return self.worker or self.last_hop.tgid
+
+    @property
+    def received_ns(self) -> int:
+        return self.last_hop.start_ns
+
+    @property
+    def last_ns(self) -> int:
+        """First token, or the end of what was seen."""
+        front = self.front
+        return front.first_token_ns or front.end_ns or front.start_ns
+
+
+def requests_of(timeline: Timeline) -> list[Served]:
+    """Every request a client outside the target made for text, with the one behind it."""
+    fronts = [e for e in timeline.exchanges if e.generates and not e.from_target]
+    backs = [e for e in timeline.exchanges if e.generates and e.from_target]
+    candidates = _candidates(timeline)
+    taken: set[int] = set()
+    found: list[Served] = []
+    for front in fronts:
+        back: Exchange | None = None
+        hop: Exchange | None = front
+        while hop is not None:
+            hop = _behind(timeline, hop, [b for b in backs if id(b) not in taken])
+            if hop is not None:
+                taken.add(id(hop))
+                back = hop
+        found.append(_with_worker(timeline, front, back, candidates))
+    return found
+
+
+def _behind(timeline: Timeline, front: Exchange, backs: Sequence[Exchange]) -> Exchange | None:
+    """The request that the front's process sent on for this one: after it, over a connection of
+    its own, the same body size if possible; the earliest of those. A front may try again until the
+    server takes it: if it got an answer, the one that was answered."""
+    ports = _ports_opened_by(timeline, front.tgid)
+    ended = front.end_ns or FOREVER
+    fitting = [
+        b
+        for b in backs
+        if front.start_ns <= b.start_ns <= ended and b.remote_port in ports and b.tgid != front.tgid
+    ]
+    same = [b for b in fitting if b.prompt_bytes == front.prompt_bytes] or fitting
+    same = [b for b in same if b.model == front.model] or same
+    if front.first_token_ns is not None:
+        same = [b for b in same if b.first_token_ns is not None] or same
+    return min(same, key=lambda b: b.start_ns, default=None)
+
+
+def _ports_opened_by(timeline: Timeline, tgid: int) -> set[int]:
+    ports: set[int] = set()
+    for kind in (Kind.CONNECT, Kind.FORWARD):
+        records = timeline.of_kind(kind)
+        ports |= {int(a) >> 16 for a in records["a"][records["tgid"] == tgid]}
+    return ports
+
+
+# -- who computed, where no request shows it ------------------------------------------------------
+
+
+def _candidates(timeline: Timeline) -> list[Process]:
+    """Processes that have weights."""
+    tgids = loaders(timeline) | {c.tgid for c in timeline.calls}
+    lives = (life for tgid in sorted(tgids) for life in timeline.processes.get(tgid, ()))
+    return [life for life in lives if has_weights(timeline, life)]
+
+
+def _with_worker(
+    timeline: Timeline, front: Exchange, back: Exchange | None, candidates: Sequence[Process]
+) -> Served:
+    last = back or front
+    until = front.first_token_ns or front.end_ns or front.start_ns
+    alive = [c for c in candidates if c.start_ns < until and c.gone_ns > front.start_ns]
+    if any(c.tgid == last.tgid for c in alive):
+        return Served(front, back)
+    own = [c for c in alive if last.tgid in ancestors(timeline, c)]
+    # Whoever outlived the answer gave it: the old model's process went before.
+    served = [c for c in own or alive if c.gone_ns >= until]
+    if served and front.first_token_ns is not None:
+        return Served(front, back, max(served, key=lambda c: _began_ns(timeline, c, until)).tgid)
+    return Served(front, back, alone=back is None and not _says_itself(front))
+
+
+def ancestors(timeline: Timeline, process: Process) -> Iterator[int]:
+    """The processes that a process descends from, nearest first, as far as they are known."""
+    seen = {process.tgid}
+    at: Process | None = process
+    while at is not None:
+        parent = at.parent if at.parent is not None else at.facts.get("ppid")
+        if parent is None or int(parent) in seen:
+            return
+        seen.add(int(parent))
+        yield int(parent)
+        at = timeline.process_at(int(parent), at.start_ns)
+
+
+def _began_ns(timeline: Timeline, process: Process, until: int) -> tuple[int, int]:
+    """What tells two candidates apart: the last to call the engine, then the last to start."""
+    calls = timeline.calls_of(process.tgid, None, 0, until)
+    return (calls[-1].start_ns if calls else 0, process.start_ns)
+
+
+def _says_itself(front: Exchange) -> bool:
+    """The answer has the server's own figures of its work."""
+    return any(name.startswith("prompt") for name in front.timings)

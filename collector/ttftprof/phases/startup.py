@@ -1,0 +1,319 @@
+"""When a process was launched, loaded and able to serve: markers first, files and sockets else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from ttftprof.events import Kind, MmapFlag, Records
+from ttftprof.model import Evidence
+from ttftprof.phases.edges import INFERRED, OBSERVED, Edge
+from ttftprof.phases.holders import on_files, weights_of
+from ttftprof.phases.served import Served, ancestors
+from ttftprof.timeline import FOREVER, Call, Exchange, FileFacts, Process, Timeline
+
+# llama.cpp's empty run decodes the tokens that begin and end a text: two at most.
+WARM_UP_TOKENS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class StartUp:
+    """How one process came to serve one model; None where nothing shows it.
+
+    `shards`: all files of the weights, the biggest (`weights`) first.
+    """
+
+    process: Process
+    began: Edge | None  # executed, or for a load inside a running process None
+    load_begin: Edge | None
+    load_end: Edge | None
+    ready: Edge | None
+    shards: tuple[FileFacts, ...] = ()
+
+    @property
+    def weights(self) -> FileFacts | None:
+        return self.shards[0] if self.shards else None
+
+
+def start_up(timeline: Timeline, served: Served) -> StartUp | None:
+    """When the serving process was launched, loaded and able to serve this request's model."""
+    at_ns = served.last_ns if served.worker else served.received_ns
+    process = timeline.process_at(served.server, at_ns)
+    if process is None:
+        return None
+    return start_up_of(timeline, process, _work_begins(timeline, served, process))
+
+
+def start_up_of(timeline: Timeline, process: Process, before_ns: int) -> StartUp:
+    """How a process came to serve what it loaded last before a moment."""
+    load = _weights_call(timeline, process, before_ns)
+    shards = weights_of(timeline, process, load, before_ns)
+    load_begin, load_end = _load_edges(timeline, process, load, shards, before_ns)
+    began = None
+    if process.exec_ns is not None:
+        began = Edge(
+            process.exec_ns,
+            OBSERVED,
+            Evidence("process", f"pid {process.tgid} was executed", process.tgid, "pid"),
+        )
+    ready = _ready(timeline, process, load_end or load_begin or began, before_ns)
+    return StartUp(process, began, load_begin, load_end, ready, shards)
+
+
+def _work_begins(timeline: Timeline, served: Served, process: Process) -> int:
+    """The latest moment at which the server can have become able to serve this request."""
+    if served.worker is not None:
+        first = first_prompt_call(timeline, process, served)
+        return first.start_ns if first else served.last_ns
+    if served.back is not None:
+        return served.back.start_ns
+    begins_ns = taken_ns(timeline, served.front)
+    # A load that goes on with the request in hand is what the request waits for.
+    reloads = any(
+        begins_ns < c.end_ns and c.start_ns < served.last_ns
+        for c in timeline.calls_of(served.server, "model_load")
+    )
+    return served.last_ns if reloads else begins_ns
+
+
+def first_prompt_call(timeline: Timeline, process: Process, served: Served) -> Call | None:
+    """Where no request was seen to reach the process: its first decode inside the wait, after its
+    last load, that is no empty run."""
+    loads = timeline.calls_of(process.tgid, "context_init", 0, served.last_ns)
+    after_ns = max(served.front.start_ns, loads[-1].start_ns if loads else 0)
+    decodes = timeline.calls_of(process.tgid, "decode", after_ns, served.last_ns)
+    return next((c for c in decodes if c.value > WARM_UP_TOKENS), None)
+
+
+def taken_ns(timeline: Timeline, exchange: Exchange) -> int:
+    """When the server itself took the request, perhaps long after it had arrived."""
+    return max(accepted_ns(timeline, exchange) or 0, exchange.start_ns)
+
+
+def accepted_ns(timeline: Timeline, exchange: Exchange) -> int | None:
+    accepts = timeline.of_kind(Kind.ACCEPT)
+    mine = accepts[accepts["ino"] == exchange.socket]
+    early = mine["start_ns"][mine["start_ns"] <= (exchange.first_token_ns or FOREVER)]
+    return int(early[-1]) if len(early) else None
+
+
+# -- the load -------------------------------------------------------------------------------------
+
+
+def _weights_call(timeline: Timeline, process: Process, before_ns: int) -> Call | None:
+    """The last model load begun before the request was worked on: an earlier one in the same
+    process is the memory-fit pass, or another model."""
+    loads = [
+        c
+        for c in timeline.calls_of(process.tgid, "model_load")
+        if process.start_ns <= c.start_ns < before_ns
+    ]
+    return loads[-1] if loads else None
+
+
+def _load_edges(
+    timeline: Timeline,
+    process: Process,
+    call: Call | None,
+    shards: Sequence[FileFacts],
+    before_ns: int,
+) -> tuple[Edge | None, Edge | None]:
+    if call is not None:
+        begin = Edge(
+            call.start_ns, OBSERVED, Evidence("call", "llama_model_load began", call.tid, "tid")
+        )
+        if call.end_ns == FOREVER:
+            return begin, None
+        took = call.end_ns - call.start_ns
+        return begin, Edge(
+            call.end_ns, OBSERVED, Evidence("call", "llama_model_load returned", took, "ns")
+        )
+    under_way = _load_before_recording(timeline, process, before_ns)
+    if under_way is not None or not shards:
+        return None, under_way
+    return _load_edges_by_files(timeline, process, shards, before_ns)
+
+
+def _load_before_recording(timeline: Timeline, process: Process, before_ns: int) -> Edge | None:
+    """The end of a load that was under way when recording began: a context was made, though no
+    load was seen to begin."""
+    if process.exec_ns is not None:
+        return None
+    made = [c for c in timeline.calls_of(process.tgid, "context_init") if c.start_ns < before_ns]
+    if not made:
+        return None
+    return Edge(
+        made[0].start_ns,
+        INFERRED,
+        Evidence("call", "a context was made; its load began before recording did"),
+    )
+
+
+def _load_edges_by_files(
+    timeline: Timeline, process: Process, shards: Sequence[FileFacts], before_ns: int
+) -> tuple[Edge | None, Edge | None]:
+    """Without marked calls: from the first map or bulk read of any shard to the server's word that
+    they are loaded, or else to the last activity on them before the request was worked on."""
+    begins = [_first_touch(timeline, process, shard, before_ns) for shard in shards]
+    begin = min((b for b in begins if b is not None), key=lambda b: b.ns, default=None)
+    if begin is None:
+        return None, None
+    told = [
+        m.ns for m in timeline.marks_of(process.tgid, "load_end") if begin.ns < m.ns <= before_ns
+    ]
+    if told:
+        said = Evidence("log", "the server said that the weights are loaded")
+        return begin, Edge(told[-1], OBSERVED, said)
+    return begin, _last_touch(timeline, process, shards, begin.ns, before_ns)
+
+
+def _first_touch(
+    timeline: Timeline, process: Process, file: FileFacts, before_ns: int
+) -> Edge | None:
+    maps = on_files(timeline, Kind.MMAP, process, [file], before_ns)
+    maps = maps[(maps["a"] >= file.size_bytes // 2) & ((maps["flags"] & MmapFlag.FAILED) == 0)]
+    if len(maps):
+        first = maps[-1]
+        return Edge(
+            int(first["start_ns"]),
+            OBSERVED,
+            Evidence("files", "the weights were mapped", int(first["a"]), "bytes"),
+        )
+    reads = on_files(timeline, Kind.READ, process, [file], before_ns)
+    opens = on_files(timeline, Kind.OPEN, process, [file], before_ns)["start_ns"]
+    # A header-only pass opens, reads a little and closes; the load is the last session that reads
+    # a good part of the file.
+    for opened, until in reversed(list(pairwise([*map(int, opens), FOREVER]))):
+        session = reads[(reads["start_ns"] >= opened) & (reads["start_ns"] < until)]
+        if int(session["a"].sum()) >= file.size_bytes // 10:
+            return Edge(
+                int(session["start_ns"][0]),
+                OBSERVED,
+                Evidence("files", "the weights were first read", int(session["a"].sum()), "bytes"),
+            )
+    return None
+
+
+def _last_touch(
+    timeline: Timeline,
+    process: Process,
+    shards: Sequence[FileFacts],
+    after_ns: int,
+    before_ns: int,
+) -> Edge:
+    reads = on_files(timeline, Kind.READ, process, shards, before_ns)
+    maps = on_files(timeline, Kind.MMAP, process, shards, before_ns)
+    ends = [after_ns]
+    for records in (reads, maps):
+        late = records[records["start_ns"] >= after_ns]
+        if len(late):
+            ends.append(int((late["start_ns"] + late["duration_ns"]).max()))
+    if len(maps) or not len(reads):
+        ends += [_last_growth_ns(file.rows, after_ns, before_ns) for file in shards]
+    return Edge(
+        max(ends),
+        INFERRED,
+        Evidence("files", "last activity on the weights before the server was able to serve"),
+    )
+
+
+def _last_growth_ns(all_rows: Records, after_ns: int, before_ns: int) -> int:
+    """When pages of a file last came or were mapped in an interval; 0 if never."""
+    rows = all_rows[(all_rows["ns"] > after_ns) & (all_rows["ns"] < before_ns)]
+    activity = (rows["added_pages"] + rows["faults"] + rows["map_arounds"]).astype(np.int64)
+    earlier = all_rows[all_rows["ns"] <= after_ns][-1:]
+    before = (earlier["added_pages"] + earlier["faults"] + earlier["map_arounds"]).astype(np.int64)
+    grew = np.flatnonzero(np.diff(activity, prepend=before if len(before) else 0))
+    return int(rows["ns"][grew[-1]]) if len(grew) else 0
+
+
+# -- able to serve --------------------------------------------------------------------------------
+
+
+def first_answered_ns(timeline: Timeline, process: Process, after_ns: int = 0) -> int:
+    """When the process took the first request that it answered with text after a moment; FOREVER
+    if it answered none."""
+    after_ns = max(after_ns, process.start_ns)
+    taken = (
+        taken_ns(timeline, e)
+        for e in timeline.exchanges
+        if e.tgid == process.tgid and after_ns <= (e.first_token_ns or -1) <= process.gone_ns
+    )
+    return min(taken, default=FOREVER)
+
+
+def _ready(timeline: Timeline, process: Process, after: Edge | None, before_ns: int) -> Edge | None:
+    """When the process became able to serve after `after`, best fact first; None if it was able
+    before recording began."""
+    if after is None:
+        return None
+    ways = (_said_ready, _last_empty_run, _began_to_listen, _passed_a_check)
+    found = (way(timeline, process, after.ns, before_ns) for way in ways)
+    return next((edge for edge in found if edge is not None), None)
+
+
+def _said_ready(timeline: Timeline, process: Process, after_ns: int, before_ns: int) -> Edge | None:
+    """By its own log line, or that of the process in front of it that shares its start."""
+    for tgid, name in _who_may_say_it(timeline, process):
+        for mark in timeline.marks_of(tgid, name):
+            if after_ns <= mark.ns <= before_ns:
+                said = Evidence("log", "the server said that the model is loaded")
+                return Edge(mark.ns, OBSERVED, said)
+    return None
+
+
+def _who_may_say_it(timeline: Timeline, process: Process) -> Iterator[tuple[int, str]]:
+    yield process.tgid, "model_loaded"
+    yield process.tgid, "serving"
+    for parent in ancestors(timeline, process):
+        yield parent, "serving"
+
+
+def _last_empty_run(
+    timeline: Timeline, process: Process, after_ns: int, before_ns: int
+) -> Edge | None:
+    """Contexts are made and run empty. Once a request was taken, a decode is somebody's answer."""
+    first_ns = first_answered_ns(timeline, process, after_ns)
+    begun_by = {"context_init": before_ns, "decode": first_ns, "encode": first_ns}
+    calls = [
+        c
+        for name, until in begun_by.items()
+        for c in timeline.calls_of(process.tgid, name, after_ns, min(until, before_ns))
+        if c.end_ns <= before_ns
+    ]
+    if not calls:
+        return None
+    last = max(calls, key=lambda c: c.end_ns)
+    said = Evidence("call", f"last call before it could serve: {last.name} returned")
+    return Edge(last.end_ns, INFERRED, said)
+
+
+def _began_to_listen(
+    timeline: Timeline, process: Process, after_ns: int, before_ns: int
+) -> Edge | None:
+    listens = timeline.of_kind(Kind.LISTEN)
+    mine = listens[(listens["tgid"] == process.tgid) & (listens["start_ns"] <= before_ns)]
+    late = mine["start_ns"][mine["start_ns"] >= after_ns]
+    if not len(late):
+        return None
+    return Edge(int(late[-1]), OBSERVED, Evidence("sockets", "it began to listen"))
+
+
+def _passed_a_check(
+    timeline: Timeline, process: Process, after_ns: int, before_ns: int
+) -> Edge | None:
+    healthy = [
+        e.headers_ns
+        for e in timeline.exchanges
+        if e.tgid == process.tgid
+        and not e.generates
+        and e.status == 200
+        and e.headers_ns
+        and after_ns <= e.headers_ns <= before_ns
+    ]
+    if not healthy:
+        return None
+    return Edge(min(healthy), INFERRED, Evidence("sockets", "first health check that it passed"))

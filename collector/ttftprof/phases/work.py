@@ -1,0 +1,150 @@
+"""From being able to serve to the first token: handed over, queued, processed, decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ttftprof.activities import process_activities
+from ttftprof.model import Evidence
+from ttftprof.phases.edges import INFERRED, OBSERVED, Cutter, Edge
+from ttftprof.phases.queues import blocked_until, inside_server
+from ttftprof.phases.served import Served
+from ttftprof.phases.startup import StartUp, accepted_ns, first_prompt_call
+from ttftprof.timeline import FOREVER, Call, Exchange, Timeline
+
+
+def until_work(
+    timeline: Timeline,
+    served: Served,
+    start: StartUp | None,
+    everyone: Sequence[Served],
+    cutter: Cutter,
+    switched: bool,
+) -> None:
+    """From being able to serve to the beginning of the work on this prompt.
+
+    A front that hands on to a server that was able all along is no gap after its becoming so: the
+    request waits its turn in the front.
+    """
+    handing_on = "ready_gap" if switched else "queue"
+    handed = _handed_on(timeline, served, start, switched)
+    if handed is not None:
+        if served.last_hop is not served.front or served.worker is not None:
+            cutter.until("queue", blocked_until(served, everyone, handed.ns))
+        cutter.until(handing_on, handed)
+    cutter.until("queue", inside_server(timeline, served))
+
+
+def _handed_on(
+    timeline: Timeline, served: Served, start: StartUp | None, switched: bool
+) -> Edge | None:
+    """When the process that computes got the request."""
+    if served.worker is not None and start is not None:
+        call = first_prompt_call(timeline, start.process, served)
+        if call is None:
+            return None
+        began = Evidence("call", f"pid {served.server} began to work on a prompt", call.tid, "tid")
+        return Edge(call.start_ns, INFERRED, began)
+    if served.back is not None:
+        evidence = Evidence("sockets", f"the front passed the request on to pid {served.server}")
+        return Edge(served.back.start_ns, OBSERVED, evidence)
+    accepted = accepted_ns(timeline, served.front)
+    if accepted is None or not switched:
+        return None
+    return Edge(accepted, OBSERVED, Evidence("sockets", "the server took the connection"))
+
+
+# -- prefill and first decode ---------------------------------------------------------------------
+
+
+def work(
+    timeline: Timeline,
+    served: Served,
+    start: StartUp | None,
+    cutter: Cutter,
+    answered: bool,
+    switched: bool,
+) -> None:
+    """Prefill and the first decode. What cannot be told from them is left."""
+    if served.alone and not _computes(timeline, served, cutter.at_ns):
+        return
+    prefilled = _prefill_end(timeline, served, cutter.at_ns)
+    if prefilled is None and switched and served.worker and start and start.ready is None:
+        return  # neither when the server was able to serve nor what it then did was seen
+    cutter.until("prefill", prefilled)
+    if not answered:
+        return
+    first_token = Evidence("sockets", "the first text left the server")
+    if prefilled is None:
+        cutter.rest("prefill", INFERRED, first_token)
+    else:
+        cutter.rest("first_decode", OBSERVED, first_token)
+
+
+_BUSY = ("cpu", "fault", "transfer", "gpu")
+
+
+def _computes(timeline: Timeline, served: Served, begin_ns: int) -> bool:
+    """Whether the process that answered was busy itself for most of the wait: then it is no mere
+    front of something unseen."""
+    spent = process_activities(timeline, served.server, begin_ns, served.last_ns)
+    busy_ns = sum(a.duration_ns for a in spent if a.activity in _BUSY)
+    return 2 * busy_ns >= served.last_ns - begin_ns
+
+
+def _prefill_end(timeline: Timeline, served: Served, begin_ns: int) -> Edge | None:
+    mine = served.last_hop
+    until = mine.first_token_ns or served.last_ns
+    decodes = [
+        c
+        for name in ("decode", "encode")
+        for c in timeline.calls_of(served.server, name, begin_ns, until)
+        if c.end_ns <= until
+    ]
+    if decodes:
+        decodes.sort(key=lambda c: c.start_ns)
+        return _last_prompt_decode(timeline, decodes, mine)
+    prompt_ms = mine.timings.get("prompt_ms")
+    if prompt_ms is None and "prompt_eval_duration_ns" in mine.timings:
+        prompt_ms = mine.timings["prompt_eval_duration_ns"] / 1e6
+    if prompt_ms:
+        return Edge(
+            begin_ns + round(prompt_ms * 1e6),
+            INFERRED,
+            Evidence("response", "the server's own figure for the prompt", prompt_ms, "ms"),
+        )
+    return None
+
+
+def _last_prompt_decode(timeline: Timeline, decodes: Sequence[Call], mine: Exchange) -> Edge:
+    """The call that processed the last prompt token: counted if the number is known, else the last
+    call with more than one token. Of answers in the same batch, each call has a token too."""
+    wanted = None
+    if mine.prompt_tokens is not None:
+        wanted = mine.prompt_tokens - (mine.cached_tokens or 0)
+    done = 0
+    chosen = next((c for c in reversed(decodes) if c.value > 1), decodes[0])
+    if wanted:
+        for call in decodes:
+            done += max(call.value - _being_answered(timeline, mine, call), 0)
+            if done >= wanted:
+                chosen = call
+                break
+    return Edge(
+        chosen.end_ns,
+        OBSERVED,
+        Evidence("call", "llama_decode returned with the last prompt token", wanted, "tokens"),
+    )
+
+
+def _being_answered(timeline: Timeline, mine: Exchange, call: Call) -> int:
+    """How many other answers the same server was writing when a call began."""
+    return sum(
+        1
+        for e in timeline.exchanges
+        if e is not mine
+        and e.tgid == mine.tgid
+        and e.generates
+        and e.first_token_ns is not None
+        and e.first_token_ns <= call.start_ns < (e.end_ns or FOREVER)
+    )
