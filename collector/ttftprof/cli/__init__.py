@@ -19,6 +19,7 @@ _COMMANDS = {
     "record": "ttftprof.cli.record",
     "report": "ttftprof.cli.report",
     "diff": "ttftprof.cli.diff",
+    "summary": "ttftprof.cli.summary",
     "export": "ttftprof.cli.export",
     "dump": "ttftprof.cli.dump",
     "doctor": "ttftprof.cli.doctor",

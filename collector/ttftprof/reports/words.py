@@ -51,15 +51,20 @@ def engines(report: Report) -> str:
 
 def switch_kind(request: Request) -> str:
     """`cold switch`, `cached switch`, …, by how much of the weights the page cache held before."""
-    if not request.switched:
-        return "no switch"
     noun = "start" if is_start(request) else "switch"
-    resident = request.residency_before
-    if resident is None:
+    return kind_of_switch(request.switched, request.residency_before, noun)
+
+
+def kind_of_switch(switched: bool, residency: float | None, noun: str) -> str:
+    if not switched:
+        return "no switch"
+    if residency is None:
         return noun
-    if resident <= _COLD:
+    if residency <= _COLD:
         return f"cold {noun}"
-    return f"cached {noun}" if resident >= _CACHED else f"{noun}, {scale.percent(resident)} cached"
+    return (
+        f"cached {noun}" if residency >= _CACHED else f"{noun}, {scale.percent(residency)} cached"
+    )
 
 
 def cause(verdict: Verdict) -> str:
