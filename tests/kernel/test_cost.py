@@ -121,3 +121,21 @@ def test_every_recording_holds_its_own_cost(model: Path, tmp_path: Path) -> None
     assert overhead.max_rss_bytes < RESIDENT_BYTES
     assert {p.name for p in overhead.probes} >= {"offcpu__switch", "syscalls__exit"}
     assert json.dumps([p.mean_ns for p in overhead.probes])
+
+
+def test_doctor_says_what_each_probe_costs() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ttftprof", "doctor", "--cost", "--format", "json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    costs = {cost["name"]: cost for cost in json.loads(done.stdout)}
+    for name in ("syscalls__enter", "syscalls__exit", "offcpu__switch", "pagecache__add"):
+        assert costs[name]["target_runs"] > 100
+        assert costs[name]["stranger_runs"] > 100
+    # 20 rounds: a child each; every echo wakes a reader twice. Strangers come on top.
+    assert costs["process__fork"]["target_runs"] >= 20
+    assert costs["sockets__ready"]["target_runs"] >= 20 * 200 * 2
+    # The filter comes first: a switch of a member's costs more than one of a stranger's.
+    assert costs["offcpu__switch"]["target_ns"] > costs["offcpu__switch"]["stranger_ns"]
