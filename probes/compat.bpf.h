@@ -10,6 +10,7 @@
 #define TASK_DEAD_BIT 0x80
 #define TASK_UNINTERRUPTIBLE_BIT 0x02
 #define TASK_ASLEEP_BITS 0x03
+#define PF_IO_WORKER 0x10 /* a worker or poller of io_uring, a thread of its process (5.12) */
 
 /* task_struct::state became __state in 5.14 (2f064a59a11f). */
 struct task_struct___before_5_14 {
@@ -71,6 +72,18 @@ static __always_inline struct address_space *fuse_mapping(struct fuse_args_pages
 	return first ? BPF_CORE_READ(page_head(first), mapping) : 0;
 }
 
+/* kernfs_node::parent became __parent in 6.15 (633488947ef6). */
+struct kernfs_node___before_6_15 {
+	struct kernfs_node *parent;
+} __attribute__((preserve_access_index));
+
+static __always_inline struct kernfs_node *cgroup_above(struct kernfs_node *node)
+{
+	if (bpf_core_field_exists(node->__parent))
+		return BPF_CORE_READ(node, __parent);
+	return BPF_CORE_READ((struct kernfs_node___before_6_15 *)node, parent);
+}
+
 /* System call number and arguments, as they still stand in the registers when
  * the call returns. */
 #if defined(__TARGET_ARCH_x86)
@@ -93,9 +106,12 @@ static __always_inline struct address_space *fuse_mapping(struct fuse_args_pages
 #define O_DIRECT_FLAG 0200000
 #endif
 
-/* A thread outside any system call (a fault, an interrupt) shows -1. */
+/* A thread outside any system call (a fault, an interrupt) shows -1. So does a
+ * worker of io_uring, whose registers are a copy of those of the call that made it. */
 static __always_inline s64 task_syscall(struct task_struct *task)
 {
+	if (task->flags & PF_IO_WORKER)
+		return -1;
 	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
 
 	return regs ? REGS_NR(regs) : -1;

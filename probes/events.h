@@ -25,7 +25,7 @@ struct event {
 
 enum event_kind {
 	EVENT_NONE = 0,
-	EVENT_FORK = 1,		/* tid/tgid = child; a = parent tgid, b = parent tid */
+	EVENT_FORK = 1,		/* tid/tgid = child; a = parent tgid, b = parent tid; flags bit 0 = a worker of io_uring */
 	EVENT_EXEC = 2,		/* flags bit 0 = taken in as a successor; a text record carries the name */
 	EVENT_THREAD_END = 3,	/* a = min_flt, b = maj_flt, ino = CPU ns, duration = time tracked */
 	EVENT_PROCESS_EXIT = 4, /* a = wait status */
@@ -46,7 +46,7 @@ enum event_kind {
 	EVENT_MARK_EXIT = 19,	/* uprobe return: flags = mark id, a = return value */
 	EVENT_CONNECT = 20,	/* the target opened a connection: ino = socket, a = ports */
 	EVENT_ACCEPT = 21,	/* the target took a connection: ino = socket, a = ports */
-	EVENT_HELD = 22,	/* mapped or open when recording began: a = size_bytes, b = cached pages, flags bit 0 = open */
+	EVENT_HELD = 22,	/* mapped or open when recording began: a = size_bytes, b = cached pages, flags bit 0 = open; the recorder makes one of many and puts how often into the bits above */
 	EVENT_REMOTE = 23,	/* one read asked of a server or daemon: start = handed over, flags = enum remote_flag, a = bytes asked << 32 | got, b = offset, dev/ino = file */
 	EVENT_REMOTE_SPLIT = 24, /* of the REMOTE with its start, tid and file: duration = sent to answered, a = ns before it was sent, b = ns in all by its transport's own count, flags = times sent */
 	EVENT_REMOTE_STARVED = 25, /* no credit to send with: flags = enum remote_flag, a = credits left, b = requests in flight */
@@ -125,6 +125,12 @@ struct remote_request {
 	u32 pad;
 };
 
+/* Where a process must run to be taken for the target's successor: the name of its
+ * control group or of one of those above it; "" for anywhere. */
+struct successor {
+	char cgroup[64];
+} __attribute__((aligned(8)));
+
 /* What a sampled tick found a thread doing on the CPU. */
 enum cpu_mode {
 	CPU_USER = 0,
@@ -134,7 +140,9 @@ enum cpu_mode {
 };
 
 /* One per tracked thread, in a mapped array: the collector reads it in place.
- * Only its own thread writes it, so no field needs an atomic. */
+ * Only its own thread writes it, so no field needs an atomic. A thread that ends
+ * sends its slot whole through the ring `ends`: it may have lived for less than
+ * the time between two looks. */
 struct thread_slot {
 	u32 tid;
 	u32 tgid;
@@ -225,6 +233,8 @@ enum lost {
 	LOST_FILES = 3,
 	LOST_BLOCK = 4,
 	LOST_REMOTE = 5,
+	LOST_ENDS = 6, /* counters of threads that ended */
+	LOST_URING = 7,
 	LOST_KINDS = 8,
 };
 

@@ -139,15 +139,30 @@ typedef struct {
 
 struct signal_struct {
 	atomic_t live;
+	unsigned int flags;
 };
 
 struct mm_struct {
 	unsigned long arg_start, arg_end;
 };
 
+struct kernfs_node {
+	const char *name;
+	struct kernfs_node *__parent;
+};
+
+struct cgroup {
+	struct kernfs_node *kn;
+};
+
+struct css_set {
+	struct cgroup *dfl_cgrp;
+};
+
 struct task_struct {
 	unsigned int __state;
 	unsigned int flags;
+	int on_rq;
 	struct sched_entity se;
 	struct mm_struct *mm;
 	int exit_code;
@@ -160,6 +175,7 @@ struct task_struct {
 	unsigned long maj_flt;
 	struct files_struct *files;
 	struct signal_struct *signal;
+	struct css_set *cgroups;
 	char comm[16];
 };
 

@@ -43,6 +43,13 @@ static __always_inline void note_counters(struct task_struct *task, struct threa
 	t->cpu_ns = task->se.sum_exec_runtime;
 }
 
+static __always_inline void ends_submit(struct thread_slot *last)
+{
+	u64 waiting = bpf_ringbuf_query(&ends, BPF_RB_AVAIL_DATA);
+
+	bpf_ringbuf_submit(last, waiting > END_RING_BYTES / 4 ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP);
+}
+
 static __always_inline void last_words(struct task_struct *task, struct thread_slot *t, u64 now)
 {
 	struct membership *m = bpf_task_storage_get(&members, task, 0, 0);
@@ -57,6 +64,14 @@ static __always_inline void last_words(struct task_struct *task, struct thread_s
 		e->ino = t->cpu_ns;
 		event_end(e);
 	}
+	struct thread_slot *last = bpf_ringbuf_reserve(&ends, sizeof(*last), 0);
+	if (last) {
+		*last = *t;
+		ends_submit(last);
+		t->since_ns = 0; /* told: the slot is not to be told again */
+	} else {
+		lose(LOST_ENDS);
+	}
 	if (!m)
 		return;
 	u32 slot = m->slot;
@@ -65,16 +80,14 @@ static __always_inline void last_words(struct task_struct *task, struct thread_s
 }
 
 static __always_inline void going_off(struct task_struct *task, struct thread_slot *t,
-				      bool preempted, u64 now)
+				      u32 state, u64 now)
 {
-	u32 state = task_state(task);
-
 	note_counters(task, t);
 	if (state & TASK_DEAD_BIT) {
 		last_words(task, t, now);
 		return;
 	}
-	if (preempted || !state) {
+	if (!state) {
 		t->off_reason = WAIT_RUNNABLE;
 		t->off_syscall = -1;
 	} else {
@@ -125,8 +138,8 @@ static __always_inline void coming_on(struct thread_slot *t, u64 now)
 	event_end(e);
 }
 
-SEC("tp_btf/sched_switch")
-int BPF_PROG(offcpu__switch, bool preempted, struct task_struct *prev, struct task_struct *next)
+/* `state`: in which prev sleeps; 0 if it wants to go on running. */
+static __always_inline int switched(struct task_struct *prev, struct task_struct *next, u32 state)
 {
 	struct thread_slot *off = slot_of(prev);
 	struct thread_slot *on = slot_of(next);
@@ -140,8 +153,26 @@ int BPF_PROG(offcpu__switch, bool preempted, struct task_struct *prev, struct ta
 	}
 	u64 now = bpf_ktime_get_ns();
 	if (off)
-		going_off(prev, off, preempted, now);
+		going_off(prev, off, state, now);
 	if (on)
 		coming_on(on, now);
 	return 0;
+}
+
+/* Two shapes of the hook; the loader keeps the one that the kernel has. A wake-up
+ * on another CPU may change a task's state while it is switched off, so what it was
+ * comes with the hook since 5.18 (fa2c3254d7cf). Before, whether the task was left
+ * on the run queue tells a sleep from a preemption. */
+SEC("tp_btf/sched_switch")
+int BPF_PROG(offcpu__switch, bool preempted, struct task_struct *prev, struct task_struct *next,
+	     unsigned int prev_state)
+{
+	return switched(prev, next, preempted ? 0 : prev_state);
+}
+
+SEC("tp_btf/sched_switch")
+int BPF_PROG(offcpu__switch_before_5_18, bool preempted, struct task_struct *prev,
+	     struct task_struct *next)
+{
+	return switched(prev, next, preempted || prev->on_rq ? 0 : task_state(prev));
 }

@@ -14,6 +14,10 @@ struct {
 	__type(value, u32);
 } seeds SEC(".maps");
 
+#define FORK_IO_WORKER 1
+#define SIGNAL_GROUP_EXIT 4 /* include/linux/sched/signal.h */
+#define SIGNAL_IGNORED 1    /* include/trace/events/signal.h */
+
 struct comm_key {
 	char comm[16];
 };
@@ -25,8 +29,37 @@ struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16);
 	__type(key, struct comm_key);
-	__type(value, u32);
+	__type(value, struct successor);
 } successors SEC(".maps");
+
+/* The target's processes of such a name, by tgid; the value is 1 once one is on its
+ * way out. While one is not, a process executed under the name is another server. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__type(key, u32);
+	__type(value, u32);
+} servers SEC(".maps");
+
+static __always_inline void note_server(u32 tgid, const char *comm)
+{
+	struct comm_key name = {};
+	u32 leaving = 0;
+
+	bpf_probe_read_kernel(name.comm, sizeof(name.comm), comm);
+	if (bpf_map_lookup_elem(&successors, &name))
+		bpf_map_update_elem(&servers, &tgid, &leaving, BPF_ANY);
+	else
+		bpf_map_delete_elem(&servers, &tgid);
+}
+
+static __always_inline void note_leaving(u32 tgid)
+{
+	u32 *leaving = bpf_map_lookup_elem(&servers, &tgid);
+
+	if (leaving)
+		*leaving = 1;
+}
 
 static __always_inline struct thread_slot *follow(struct task_struct *task)
 {
@@ -68,6 +101,8 @@ int process__seed(struct bpf_iter__task *ctx)
 	if (!bpf_map_lookup_elem(&seeds, &tgid))
 		return 0;
 	struct thread_slot *t = follow(task);
+	if (task->pid == task->tgid)
+		note_server(tgid, task->comm);
 	u32 state = task_state(task);
 	if (!t || !(state & TASK_ASLEEP_BITS))
 		return 0;
@@ -78,6 +113,20 @@ int process__seed(struct bpf_iter__task *ctx)
 	return 0;
 }
 
+static __always_inline void send_fork(struct task_struct *parent, struct task_struct *child, u16 flags)
+{
+	struct event *e = event_begin(EVENT_FORK, bpf_ktime_get_ns());
+
+	if (!e)
+		return;
+	e->tid = child->pid;
+	e->tgid = child->tgid;
+	e->a = parent->tgid;
+	e->b = parent->pid;
+	e->flags = flags;
+	event_end(e);
+}
+
 SEC("tp_btf/sched_process_fork")
 int BPF_PROG(process__fork, struct task_struct *parent, struct task_struct *child)
 {
@@ -85,16 +134,22 @@ int BPF_PROG(process__fork, struct task_struct *parent, struct task_struct *chil
 
 	if (!p || !follow(child))
 		return 0;
-	if (child->pid == child->tgid)
+	if (child->pid == child->tgid) {
 		p->forks++;
-	struct event *e = event_begin(EVENT_FORK, bpf_ktime_get_ns());
-	if (!e)
-		return 0;
-	e->tid = child->pid;
-	e->tgid = child->tgid;
-	e->a = parent->tgid;
-	e->b = parent->pid;
-	event_end(e);
+		note_server(child->tgid, child->comm);
+	}
+	send_fork(parent, child, 0);
+	return 0;
+}
+
+/* io_uring's workers and pollers are threads of their process that no fork makes. */
+SEC("tp_btf/task_newtask")
+int BPF_PROG(process__worker, struct task_struct *child)
+{
+	struct task_struct *parent = bpf_get_current_task_btf();
+
+	if (child->flags & PF_IO_WORKER && slot_of(parent) && follow(child))
+		send_fork(parent, child, FORK_IO_WORKER);
 	return 0;
 }
 
@@ -119,19 +174,72 @@ static __always_inline void send_exec_name(struct linux_binprm *bprm, u64 now)
 		lose(LOST_TEXTS);
 }
 
+#define CGROUPS_ABOVE 4
+
+static __always_inline bool same_name(struct successor *one, struct successor *other)
+{
+	u64 *a = (u64 *)one->cgroup, *b = (u64 *)other->cgroup;
+
+	for (u32 i = 0; i < sizeof(one->cgroup) / sizeof(u64); i++)
+		if (a[i] != b[i])
+			return false;
+	return true;
+}
+
+static __always_inline bool runs_where(struct task_struct *task, struct successor *wanted)
+{
+	struct kernfs_node *node = BPF_CORE_READ(task, cgroups, dfl_cgrp, kn);
+
+	if (!wanted->cgroup[0])
+		return true;
+	for (u32 i = 0; i < CGROUPS_ABOVE && node; i++) {
+		struct successor here = {};
+
+		bpf_probe_read_kernel_str(here.cgroup, sizeof(here.cgroup), BPF_CORE_READ(node, name));
+		if (same_name(&here, wanted))
+			return true;
+		node = cgroup_above(node);
+	}
+	return false;
+}
+
+/* A callback of bpf_for_each_map_elem (5.13). */
+static long find_staying(void *map, u32 *tgid, u32 *leaving, bool *found)
+{
+	if (*leaving)
+		return 0;
+	*found = true;
+	return 1;
+}
+
+/* Whether a stranger that was executed continues the target: it bears the name, and
+ * every server of the target is gone or on its way out, that is told to end by a
+ * signal it does not ignore, or exiting. A restart may overlap that much: memory of
+ * many GB takes the old one seconds to give back. */
+static __always_inline bool is_successor(struct task_struct *task)
+{
+	struct comm_key name = {};
+	bool staying = false;
+
+	bpf_probe_read_kernel(name.comm, sizeof(name.comm), task->comm);
+	struct successor *wanted = bpf_map_lookup_elem(&successors, &name);
+	if (!wanted || !runs_where(task, wanted))
+		return false;
+	bpf_for_each_map_elem(&servers, find_staying, &staying, 0);
+	return !staying;
+}
+
 SEC("tp_btf/sched_process_exec")
 int BPF_PROG(process__exec, struct task_struct *task, int old_pid, struct linux_binprm *bprm)
 {
 	u16 adopted = 0;
 
 	if (!slot_of(task)) {
-		struct comm_key name = {};
-
-		bpf_get_current_comm(name.comm, sizeof(name.comm));
-		if (!bpf_map_lookup_elem(&successors, &name) || !follow(task))
+		if (!is_successor(task) || !follow(task))
 			return 0;
 		adopted = 1;
 	}
+	note_server(task->tgid, task->comm);
 	u64 now = bpf_ktime_get_ns();
 	struct event *e = event_begin(EVENT_EXEC, now);
 	if (e) {
@@ -145,8 +253,16 @@ int BPF_PROG(process__exec, struct task_struct *task, int old_pid, struct linux_
 SEC("tp_btf/sched_process_exit")
 int BPF_PROG(process__exit, struct task_struct *task)
 {
-	if (!slot_of(task) || task->signal->live.counter)
+	u32 tgid = task->tgid;
+
+	if (!slot_of(task))
 		return 0;
+	if (task->signal->live.counter) {
+		if (task->signal->flags & SIGNAL_GROUP_EXIT)
+			note_leaving(tgid);
+		return 0;
+	}
+	bpf_map_delete_elem(&servers, &tgid);
 	struct event *e = event_begin(EVENT_PROCESS_EXIT, bpf_ktime_get_ns());
 	if (!e)
 		return 0;
@@ -164,6 +280,8 @@ int BPF_PROG(process__signal, int sig, struct kernel_siginfo *info, struct task_
 		return 0;
 	if (!slot_of(task))
 		return 0;
+	if (result != SIGNAL_IGNORED)
+		note_leaving(task->tgid);
 	struct event *e = event_begin(EVENT_SIGNAL, bpf_ktime_get_ns());
 	if (!e)
 		return 0;

@@ -15,6 +15,7 @@
 
 #define EVENT_RING_BYTES (8 << 20)
 #define TEXT_RING_BYTES (4 << 20)
+#define END_RING_BYTES (1 << 20)
 #define THREADS 8192
 #define FILES 4096
 #define TOUCH_GAP_JIFFIES 4
@@ -44,6 +45,12 @@ struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, TEXT_RING_BYTES);
 } texts __weak SEC(".maps");
+
+/* Slots of threads that ended, `struct thread_slot` each. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, END_RING_BYTES);
+} ends __weak SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
@@ -165,17 +172,9 @@ static __always_inline struct thread_slot *slot_of(struct task_struct *task)
 	return bpf_map_lookup_elem(&threads, &slot);
 }
 
-#define PF_IO_WORKER 0x10
-
-/* io_uring's workers are made without a fork event; they act for their process. */
 static __always_inline struct thread_slot *current_slot(void)
 {
-	struct task_struct *task = bpf_get_current_task_btf();
-	struct thread_slot *t = slot_of(task);
-
-	if (!t && task->flags & PF_IO_WORKER)
-		return slot_of(task->group_leader);
-	return t;
+	return slot_of(bpf_get_current_task_btf());
 }
 
 static __always_inline struct file_slot *file_find(u32 dev, u64 ino)
@@ -293,6 +292,8 @@ static __always_inline u32 wait_reason_of(struct task_struct *task, u32 state, s
 {
 	if (BPF_CORE_READ_BITFIELD(task, in_iowait))
 		return WAIT_STORAGE;
+	if (task->flags & PF_IO_WORKER) /* at work it cannot be interrupted; idle, it can */
+		return state & TASK_UNINTERRUPTIBLE_BIT ? WAIT_STORAGE : WAIT_OTHER;
 	u32 by_call = nr >= 0 && nr < 512 ? settings.call_wait[nr & 511] : WAIT_OTHER;
 	if (state & TASK_UNINTERRUPTIBLE_BIT)
 		/* Asleep in D without I/O: a kernel lock (mmap_lock, inode lock), unless

@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-/* Reads of followed files through io_uring, which makes no system call a read. */
+/*
+ * Reads through io_uring, which makes no system call a read. Who asked is known when
+ * a read is submitted; its file for certain only when it completes: by then the
+ * kernel has looked it up, in the process's table or the ring's own (registered
+ * files).
+ */
 #include "shared.bpf.h"
 
 #define IORING_OP_READV 1
@@ -9,11 +14,8 @@
 
 struct uring_read {
 	u64 start_ns;
-	u64 ino;
-	u32 dev;
 	u32 tid;
 	u32 tgid;
-	u32 direct;
 };
 
 struct {
@@ -29,29 +31,17 @@ static __always_inline int submit(struct io_kiocb *req)
 
 	if (op != IORING_OP_READ && op != IORING_OP_READV && op != IORING_OP_READ_FIXED)
 		return 0;
-	/* A registered file is a slot of the ring's own table: its reads are seen by the
-	 * page cache only. */
-	if (BPF_CORE_READ(req, flags) & REQ_F_FIXED_FILE || !current_slot())
+	if (!current_slot())
 		return 0;
-	/* The file itself is looked up only when the request is issued. */
-	struct file *file = fd_file(BPF_CORE_READ(req, cqe.fd));
-	struct inode_facts facts;
-	if (file_mode(file) != MODE_REGULAR)
-		return 0;
-	inode_read(file_cache_inode(file), &facts);
-	if (facts.size_bytes < settings.min_file_bytes)
+	/* Pipes and sockets may wait for ever: not those. */
+	if (!(BPF_CORE_READ(req, flags) & REQ_F_FIXED_FILE) &&
+	    file_mode(fd_file(BPF_CORE_READ(req, cqe.fd))) != MODE_REGULAR)
 		return 0;
 	u64 key = (u64)req, id = bpf_get_current_pid_tgid();
-	struct uring_read r = {
-		.start_ns = bpf_ktime_get_ns(),
-		.ino = facts.ino,
-		.dev = facts.dev,
-		.tid = (u32)id,
-		.tgid = id >> 32,
-		.direct = BPF_CORE_READ(file, f_flags) & O_DIRECT_FLAG ? READ_DIRECT : 0,
-	};
-	file_follow(facts.dev, facts.ino, facts.size_bytes);
-	bpf_map_update_elem(&uring_reads, &key, &r, BPF_ANY);
+	struct uring_read r = {.start_ns = bpf_ktime_get_ns(), .tid = (u32)id, .tgid = id >> 32};
+
+	if (bpf_map_update_elem(&uring_reads, &key, &r, BPF_ANY))
+		lose(LOST_URING);
 	return 0;
 }
 
@@ -69,6 +59,42 @@ int BPF_PROG(uring__submit_sqe, struct io_kiocb *req, bool must_not_block)
 	return submit(req);
 }
 
+static __always_inline void send_read(struct uring_read *r, struct inode_facts *facts, s32 bytes, u16 direct)
+{
+	struct event *e = event_begin(EVENT_READ, r->start_ns);
+
+	if (!e)
+		return;
+	e->duration_ns = bpf_ktime_get_ns() - r->start_ns;
+	e->tid = r->tid;
+	e->tgid = r->tgid;
+	e->dev = facts->dev;
+	e->ino = facts->ino;
+	e->a = bytes;
+	e->flags = READ_IO_URING | direct;
+	event_end(e);
+}
+
+static __always_inline void completed(struct uring_read *r, struct file *file, s32 bytes)
+{
+	struct inode_facts facts;
+
+	if (bytes < 0 || file_mode(file) != MODE_REGULAR)
+		return;
+	inode_read(file_cache_inode(file), &facts);
+	if (facts.size_bytes < settings.min_file_bytes)
+		return;
+	u16 direct = BPF_CORE_READ(file, f_flags) & O_DIRECT_FLAG ? READ_DIRECT : 0;
+	struct file_slot *f = file_follow(facts.dev, facts.ino, facts.size_bytes);
+	if (f) {
+		__sync_fetch_and_add(&f->reads, 1);
+		__sync_fetch_and_add(&f->read_bytes, bytes);
+		if (direct)
+			__sync_fetch_and_add(&f->direct_bytes, bytes);
+	}
+	send_read(r, &facts, bytes, direct);
+}
+
 static __always_inline int complete(void *req, s32 bytes)
 {
 	u64 key = (u64)req;
@@ -76,24 +102,7 @@ static __always_inline int complete(void *req, s32 bytes)
 
 	if (!r)
 		return 0;
-	struct file_slot *f = file_find(r->dev, r->ino);
-	if (f && bytes >= 0) {
-		__sync_fetch_and_add(&f->reads, 1);
-		__sync_fetch_and_add(&f->read_bytes, bytes);
-		if (r->direct)
-			__sync_fetch_and_add(&f->direct_bytes, bytes);
-	}
-	struct event *e = event_begin(EVENT_READ, r->start_ns);
-	if (e) {
-		e->duration_ns = bpf_ktime_get_ns() - r->start_ns;
-		e->tid = r->tid;
-		e->tgid = r->tgid;
-		e->dev = r->dev;
-		e->ino = r->ino;
-		e->a = bytes > 0 ? bytes : 0;
-		e->flags = READ_IO_URING | r->direct;
-		event_end(e);
-	}
+	completed(r, BPF_CORE_READ((struct io_kiocb *)req, file), bytes);
 	bpf_map_delete_elem(&uring_reads, &key);
 	return 0;
 }

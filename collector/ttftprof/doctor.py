@@ -22,6 +22,7 @@ from typing import Any
 
 from ttftprof.errors import NotPermitted, TtftprofError
 from ttftprof.kernel import libbpf
+from ttftprof.kernel.permission import NEEDED, effective_capabilities
 from ttftprof.kernel.session import (
     OBJECT,
     KernelTypes,
@@ -38,10 +39,7 @@ OK, DEGRADED, MISSING = "ok", "degraded", "missing"
 
 MINIMUM_KERNEL = (5, 17)
 ARCHITECTURES = ("x86_64", "aarch64")
-# Numbers: include/uapi/linux/capability.h, include/uapi/asm-generic/unistd.h (the same everywhere).
-CAPABILITIES = {"CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38, "CAP_BPF": 39}
-_COVERED_BY_SYS_ADMIN = {"CAP_PERFMON", "CAP_BPF"}
-_NR_CACHESTAT = 451
+_NR_CACHESTAT = 451  # include/uapi/asm-generic/unistd.h (the same everywhere)
 _SMALL_RING_BYTES = 1 << 18
 
 Packages = dict[str, str]
@@ -185,17 +183,9 @@ def check_architecture(machine: Machine) -> Check:
     )
 
 
-def effective_capabilities(status: str) -> set[str]:
-    """Those of `CAPABILITIES` that a /proc/PID/status shows as effective."""
-    found = re.search(r"^CapEff:\s*([0-9a-fA-F]+)", status, re.MULTILINE)
-    bits = int(found[1], 16) if found else 0
-    held = {name for name, bit in CAPABILITIES.items() if bits >> bit & 1}
-    return held | _COVERED_BY_SYS_ADMIN if "CAP_SYS_ADMIN" in held else held
-
-
 def check_privileges(machine: Machine) -> Check:
     held = effective_capabilities(machine.read("proc/self/status") or "")
-    lacking = sorted({"CAP_BPF", "CAP_PERFMON", "CAP_SYS_PTRACE"} - held)
+    lacking = sorted(NEEDED - held)
     if machine.euid != 0:
         return Check(
             "root",

@@ -26,6 +26,12 @@ class UsageError(TtftprofError):
     exit_code = 2
 
 
+class Interrupted(TtftprofError):
+    """The user ended it before there was anything to keep."""
+
+    exit_code = 130
+
+
 class TargetError(TtftprofError):
     """No process, or more than one, answers to what the user asked for."""
 

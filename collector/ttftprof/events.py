@@ -274,6 +274,8 @@ LOST = (
     "files not followed",
     "block requests not followed",
     "remote requests not followed",
+    "counters of ended threads",
+    "io_uring reads not followed",
 )
 
 

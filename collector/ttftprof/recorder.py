@@ -23,10 +23,12 @@ import numpy as np
 
 from ttftprof import __version__
 from ttftprof.clock import NS_PER_MS, NS_PER_S, measure_offset, now_ns
+from ttftprof.engines.catalog import looks_like_weights
 from ttftprof.engines.driver_calls import DRIVER_CALLS
 from ttftprof.engines.kernel_caches import cache_of, is_bookkeeping
 from ttftprof.engines.markers import MARK_NAMES, find_log_marks
 from ttftprof.events import (
+    EVENT,
     FILE_ROW,
     LOST,
     THREAD_ROW,
@@ -43,6 +45,8 @@ from ttftprof.recording import Sink, Source
 from ttftprof.sources.gpu import Gpus
 from ttftprof.sources.libraries import LibraryMarks
 from ttftprof.sources.mounts import (
+    Mount,
+    disk_of,
     mapped_paths,
     mount_under,
     mounts_of,
@@ -61,6 +65,7 @@ WRITE_EVERY_NS = 200 * NS_PER_MS  # what kill -9 can cost
 COST_EVERY_NS = 2 * NS_PER_S
 COST_WINDOW_NS = 50 * NS_PER_MS
 OWN_EVERY_NS = NS_PER_S
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TCP_CLOSE = 7
 LINGER_NS = NS_PER_S  # after the last awaited first token, for the answers to end
 
@@ -106,7 +111,10 @@ class SlotReader:
             return self._none
         self._before[: len(now)][moved] = now[moved]
         rows = now[moved].view(self._slot)[:, 0]
-        rows = rows[rows["since_ns"] != 0]
+        return self.rows_of(rows[rows["since_ns"] != 0], ns)
+
+    def rows_of(self, rows: Records, ns: int) -> Records:
+        """Slots with their stamp, in `row`'s layout."""
         out = np.empty(len(rows), self._row)
         out["ns"] = ns
         for name in self._kept:
@@ -136,11 +144,14 @@ class Recorder:
         self._say = say
         self._stop = 0
         self._members: set[int] = set()
+        self._met: dict[int, int] = {}  # when each member was executed, if seen
         self._known_files: set[tuple[int, int]] = set()
         self._fstypes: set[str] = set()  # of the files followed
-        self._exit_seen: set[int] = set()
+        self._own_mount = mount_under(str(writer.path.resolve()), mounts_of(os.getpid()))
+        self._command_ended = False
+        self.command_status: int | None = None  # as of waitpid(2), once it was seen to end
         self._client_ports: set[int] = set()
-        self._counted: set[tuple[int, ...]] = set()
+        self._open: dict[tuple[int, int], bool] = {}  # counted exchanges; got a first token?
         self._tap = RequestTap(self._exchange_ended, self._exchange_moved, self._quiet)
         self._gpus = Gpus.find()
         self._libraries = LibraryMarks(
@@ -157,6 +168,8 @@ class Recorder:
         self._stats_since_ns = 0
         self._next_cost_ns = 0
         self._next_own_ns = 0
+        self._told: tuple[list[Source], dict[str, int]] = [], {}
+        self._unanswered: Records = np.empty(0, EVENT)
         self._armed_cpu_ns = 0
         self._next_write_ns = 0
         self._held: dict[str, list[Records]] = {}
@@ -173,7 +186,7 @@ class Recorder:
         for port, pid in listening_ports(set(self.target.pids)).items():
             self.session.watch_port(port, pid)
         for name in self.target.successors:
-            self.session.take_successors(name)
+            self.session.take_successors(name, self.target.successors_in)
         self.session.seed(self.target.pids)
         self._threads = SlotReader(self.session.threads, THREAD_ROW)
         self._files = SlotReader(self.session.files, FILE_ROW)
@@ -184,6 +197,7 @@ class Recorder:
         self._write_meta(began)
         self._watch_descriptors()
         self._cycle()
+        self.write_states()
         self._armed_cpu_ns = time.process_time_ns()
         self.writer.set_meta("arm_cpu_ns", self._armed_cpu_ns - began_cpu)
         self.progress.started_ns = now_ns()
@@ -236,12 +250,13 @@ class Recorder:
     def _watch_descriptors(self) -> None:
         self._poll.register(self.session.events.fd, select.EPOLLIN)
         self._poll.register(self.session.texts.fd, select.EPOLLIN)
+        self._poll.register(self.session.ends.fd, select.EPOLLIN)
         self._poll.register(self._wake_r.fileno(), select.EPOLLIN)
 
     def handle_signals(self) -> None:
         """SIGINT, SIGTERM and the loss of the terminal stop the recording."""
         signal.set_wakeup_fd(self._wake_w.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in STOP_SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
                 signal.signal(number, self._on_signal)
 
@@ -250,6 +265,16 @@ class Recorder:
 
     def stop(self) -> None:
         self._stop += 1
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was told to stop."""
+        return self._stop > 0
+
+    @property
+    def command_ended(self) -> bool:
+        """Whether the command of the limits was seen to end."""
+        return self._command_ended
 
     # -- run ----------------------------------------------------------------------------------
 
@@ -290,7 +315,7 @@ class Recorder:
             ended = progress.open_requests == 0
             if ended or now - progress.last_token_ns > LINGER_NS:
                 return f"{progress.first_tokens} first token(s) seen"
-        if limits.command_pid is not None and limits.command_pid in self._exit_seen:
+        if self._command_ended:
             return "the command ended"
         if not self._members and not self.target.successors:
             return "the target exited"
@@ -301,12 +326,13 @@ class Recorder:
         until_ns = now_ns()
         events = self.session.events.drain()
         texts = self._take_texts(events, until_ns)
-        self._hold("events", events)
+        self._hold("events", merge_held(events))
         self._follow(events)
         ns = now_ns()  # of the look at the counters: what came before took its time
         control = self.session.control[0]
         threads = self._threads.changed(int(control["threads_used"]), ns)
         files = self._files.changed(int(control["files_used"]), ns)
+        self._hold("threads", self._threads.rows_of(self.session.ends.drain(), ns))
         self._hold("threads", threads)
         self._hold("files", files)
         if len(files):
@@ -338,7 +364,15 @@ class Recorder:
         for stream, parts in self._held.items():
             self.writer.add_batch(stream, np.concatenate(parts))
         self._held.clear()
+        self._keep_unanswered(ns)
         self.writer.commit()
+
+    def _keep_unanswered(self, ns: int) -> None:
+        """Remote reads that wait for their answer are in the recording as long as they do."""
+        before = len(self._unanswered)
+        self._unanswered = self.session.unanswered(ns)
+        if before or len(self._unanswered):
+            self.writer.set_passing("events", self._unanswered)
 
     # -- facts behind the events --------------------------------------------------------------
 
@@ -362,8 +396,12 @@ class Recorder:
             Kind.PROCESS_EXIT: self._on_process_exit,
         }
 
-    def _meet_process(self, pid: int) -> None:
+    def _meet_process(self, pid: int, executed_ns: int = 0) -> None:
+        """An exec is told by an event and by a text; either may be lost, and the first counts."""
         self._members.add(pid)
+        if executed_ns and self._met.get(pid) == executed_ns:
+            return
+        self._met[pid] = executed_ns
         facts = read_process(pid)
         if facts is not None:
             self.writer.add_fact("process", now_ns(), facts.as_fact())
@@ -373,11 +411,15 @@ class Recorder:
         self._members.add(int(event["tgid"]))
 
     def _on_exec(self, event: Any) -> None:
-        self._meet_process(int(event["tgid"]))
+        self._meet_process(int(event["tgid"]), int(event["start_ns"]))
 
     def _on_process_exit(self, event: Any) -> None:
-        self._members.discard(int(event["tgid"]))
-        self._exit_seen.add(int(event["tgid"]))
+        pid = int(event["tgid"])
+        self._members.discard(pid)
+        self._met.pop(pid, None)
+        if pid == self.limits.command_pid:
+            self._command_ended = True
+            self.command_status = int(event["a"])
         if not self._members and self.target.successors:
             self.progress.stage = "the server exited; waiting for the next one"
 
@@ -421,9 +463,25 @@ class Recorder:
             "read_ahead_kb": read_ahead_kb(key[0]),
         }
         self.writer.add_fact("file", now_ns(), fact)
-        if mount and _same_device(self.writer.path, key[0]) and _network(mount.fstype):
-            self._say(f"the recording lies on the mount it measures ({mount.point})")
-            self.writer.set_meta("recording_on_measured_mount", mount.point)
+        if mount and (_network(mount.fstype) or looks_like_weights(path)):
+            self._warn_of_own_writes(mount)
+
+    def _warn_of_own_writes(self, measured: Mount) -> None:
+        """What the recorder writes, its target's reads wait for, if both go the same way."""
+        own, self_measured = self._own_mount, False
+        if own and _network(measured.fstype):
+            self_measured = own.dev == measured.dev
+        elif own:
+            disk = disk_of(measured)
+            self_measured = disk is not None and disk == disk_of(own)
+        if own and self_measured:
+            self._own_mount = None  # said once
+            way = "mount" if _network(measured.fstype) else "disk"
+            self._say(
+                f"the recording lies on the {way} it measures ({measured.point}); "
+                "-o FILE elsewhere keeps its writes apart"
+            )
+            self.writer.set_meta("recording_on_measured_mount", measured.point)
 
     # -- texts --------------------------------------------------------------------------------
 
@@ -457,7 +515,7 @@ class Recorder:
         elif kind == TextKind.EXEC:
             fact = {"tgid": int(head["tgid"]), "path": _text(data)}
             self.writer.add_fact("exec", int(head["start_ns"]), fact)
-            self._meet_process(int(head["tgid"]))
+            self._meet_process(int(head["tgid"]), int(head["start_ns"]))
 
     def _take_path(self, head: Any, data: bytes) -> None:
         key = (int(head["dev"]), int(head["key"]))
@@ -506,12 +564,12 @@ class Recorder:
         if not exchange.generates or not self._is_front(seen):
             return
         key = (seen.socket, exchange.start_ns)
-        if key not in self._counted:
-            self._counted.add(key)
+        if key not in self._open:
+            self._open[key] = False
             self.progress.requests += 1
             self.progress.open_requests += 1
-        if exchange.first_token_ns and (*key, 1) not in self._counted:
-            self._counted.add((*key, 1))
+        if exchange.first_token_ns and not self._open[key]:
+            self._open[key] = True
             self.progress.first_tokens += 1
             self.progress.last_token_ns = now_ns()
         self.progress.stage = (
@@ -520,10 +578,8 @@ class Recorder:
 
     def _exchange_ended(self, seen: Seen) -> None:
         self.writer.add_fact("exchange", seen.exchange.start_ns, seen.as_fact())
-        key = (seen.socket, seen.exchange.start_ns)
-        if key in self._counted:
+        if self._open.pop((seen.socket, seen.exchange.start_ns), None) is not None:
             self.progress.open_requests -= 1
-            self._counted -= {key, (*key, 1)}
 
     def unfinished(self) -> list[Seen]:
         """The exchanges that have not ended, as they stand."""
@@ -556,6 +612,7 @@ class Recorder:
         if ns >= self._next_own_ns:
             self._next_own_ns = ns + OWN_EVERY_NS
             self.writer.set_meta("own", self._own_cost())
+            self._keep_states()
             self._forget_the_dead()
 
     def _own_cost(self) -> dict[str, int]:
@@ -570,7 +627,9 @@ class Recorder:
         """A member whose exit was lost, or came before we looked, must not be waited for."""
         dead = {pid for pid in self._members if not is_alive(pid)}
         self._members -= dead
-        self._exit_seen |= dead
+        self._command_ended |= self.limits.command_pid in dead
+        for pid in dead:
+            self._met.pop(pid, None)
 
     # -- end ----------------------------------------------------------------------------------
 
@@ -582,7 +641,6 @@ class Recorder:
         try:
             self._gpus.stop()
             self._cycle()
-            self.writer.add_batch("events", self.session.unanswered(now_ns()))
             self._sample_mounts("end")
             self._write(now_ns())
             for seen in self.unfinished():
@@ -603,20 +661,51 @@ class Recorder:
 
     def write_states(self) -> None:
         """How the sources stand and what was lost, as of now."""
-        for state in self.session.states_for(self._fstypes):
-            self.writer.set_source(Source(state.name, state.state, state.reason, state.lost))
-        if self.session.states["marks"].state == "ok" and not self._libraries.attached:
-            self.writer.set_source(
-                Source(
-                    "marks",
-                    "absent",
-                    "no library of the target exports a call that ttftprof knows",
-                    "phases rest on files, processes, sockets and logs alone",
-                )
-            )
-        self.writer.set_source(self._gpus.source())
-        for place, count in zip(LOST, self.session.lost(), strict=False):
+        sources, lost = self._told = self._states()
+        for source in sources:
+            self.writer.set_source(source)
+        for place, count in lost.items():
             self.writer.set_lost(place, count)
+
+    def _keep_states(self) -> None:
+        """A recording whose recorder is killed says how its sources stood, too."""
+        if self._states() != self._told:
+            self.write_states()
+
+    def _states(self) -> tuple[list[Source], dict[str, int]]:
+        sources = {
+            state.name: Source(state.name, state.state, state.reason, state.lost)
+            for state in self.session.states_for(self._fstypes)
+        }
+        if sources["marks"].state == "ok" and not self._libraries.attached:
+            sources["marks"] = _NO_MARKS
+        lost = dict(zip(LOST, self.session.lost(), strict=False))
+        return [*sources.values(), self._gpus.source()], lost
+
+
+_NO_MARKS = Source(
+    "marks",
+    "absent",
+    "no library of the target exports a call that ttftprof knows",
+    "phases rest on files, processes, sockets and logs alone",
+)
+
+
+def merge_held(events: Records) -> Records:
+    """Of the records of one file that a process held in many maps or descriptors, the first, with
+    how many there were."""
+    held = events["kind"] == Kind.HELD
+    if not held.any():
+        return events
+    identity = events[held][["tgid", "dev", "ino", "flags"]]
+    _, first, times = np.unique(identity, return_index=True, return_counts=True)
+    where = np.flatnonzero(held)[first]
+    merged = events.copy()
+    merged["flags"][where] |= np.minimum(times, 0x7FFF).astype(np.uint16) << np.uint16(1)
+    kept = ~held
+    kept[where] = True
+    one_each: Records = merged[kept]
+    return one_each
 
 
 def own_peak_bytes() -> int:
@@ -636,8 +725,3 @@ def _network(fstype: str) -> bool:
     return fstype in {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "afs"} or fstype.startswith(
         "fuse"
     )
-
-
-def _same_device(path: Path, dev: int) -> bool:
-    status = path.stat()
-    return (os.major(status.st_dev), os.minor(status.st_dev)) == dev_numbers(dev)

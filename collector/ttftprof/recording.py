@@ -32,6 +32,7 @@ from ttftprof.gpu_rows import GPU_PROCESS_ROW, GPU_ROW
 
 APPLICATION_ID = 0x54544654  # "TTFT"
 VERSION = 1
+_MAGIC = b"SQLite format 3\0"
 COMPRESS_FROM_BYTES = 2048
 MAX_BATCH_BYTES = 256 << 20  # more than any ring holds: no file makes a reader swell
 
@@ -79,6 +80,7 @@ class Sink(Protocol):
 
     def set_meta(self, key: str, value: Any) -> None: ...
     def add_batch(self, stream: str, records: Records) -> None: ...
+    def set_passing(self, stream: str, records: Records) -> None: ...
     def add_fact(self, kind: str, ns: int, fact: Mapping[str, Any]) -> None: ...
     def set_source(self, source: Source) -> None: ...
     def set_lost(self, place: str, count: int) -> None: ...
@@ -202,21 +204,29 @@ class Writer:
     def __init__(self, path: Path, overwrite: bool = False) -> None:
         self.path = path
         self._replaced = _set_aside(path) if overwrite else []
-        _create(path)
+        try:
+            _create(path)
+        except OutputError:
+            self._put_back()
+            raise
         self.filesystem = filesystem_of(path.parent)
+        self._begun = False
+        self._passing: dict[str, int] = {}  # stream -> row of what is replaced by what comes next
         self._db = sqlite3.connect(path, isolation_level=None)
         try:
             self._prepare()
-        except sqlite3.Error as error:
-            raise self._failure(error) from error
+        except (sqlite3.Error, OutputError) as error:
+            self.discard()
+            raise self._failure(error) if isinstance(error, sqlite3.Error) else error from error
 
     def _prepare(self) -> None:
         wal = self.filesystem not in _NO_WAL and not self.filesystem.startswith("fuse")
+        # Before there is a log: the file itself says whose it is, whatever becomes of the log.
+        self._db.execute(f"PRAGMA application_id={APPLICATION_ID}")
+        self._db.execute(f"PRAGMA user_version={VERSION}")
         self._db.execute(f"PRAGMA journal_mode={'WAL' if wal else 'TRUNCATE'}")
         self._db.execute("PRAGMA synchronous=NORMAL" if wal else "PRAGMA synchronous=FULL")
         self._db.execute("PRAGMA cache_size=-2048")
-        self._db.execute(f"PRAGMA application_id={APPLICATION_ID}")
-        self._db.execute(f"PRAGMA user_version={VERSION}")
         self._db.executescript(_SCHEMA)
         self._db.execute("BEGIN")
         for stream, dtype in STREAMS.items():
@@ -230,17 +240,19 @@ class Writer:
         # The low byte is the code; what is above says more precisely what failed.
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+            kept = "what was recorded so far is in the file; record again with -o on another disk"
             return OutputError(
                 f"the disk under {self.path} is full or failing ({error})",
-                "what was recorded so far is in the file; record again with -o on another disk",
+                kept if self._begun else "nothing was recorded; choose an -o FILE on another disk",
             )
         return OutputError(f"{self.path} cannot be written: {error}", "choose another -o FILE")
 
-    def _execute(self, statement: str, values: tuple[Any, ...]) -> None:
+    def _execute(self, statement: str, values: tuple[Any, ...]) -> int:
+        """The row that an INSERT made."""
         try:
             if not self._db.in_transaction:
                 self._db.execute("BEGIN")
-            self._db.execute(statement, values)
+            return int(self._db.execute(statement, values).lastrowid or 0)
         except sqlite3.Error as error:
             raise self._failure(error) from error
 
@@ -250,14 +262,24 @@ class Writer:
         )
 
     def add_batch(self, stream: str, records: Records) -> None:
-        if not len(records):
-            return
+        if len(records):
+            self._insert_batch(stream, records)
+
+    def _insert_batch(self, stream: str, records: Records) -> int:
         stamp = "start_ns" if stream == "events" else "ns"
         codec, data = pack(records)
-        self._execute(
+        return self._execute(
             "INSERT INTO batches VALUES(?, ?, ?, ?, ?)",
             (stream, int(records[stamp][0]), len(records), codec, data),
         )
+
+    def set_passing(self, stream: str, records: Records) -> None:
+        """What is true of now only, and holds if nothing comes after; replaces what was set."""
+        row = self._passing.pop(stream, None)
+        if row is not None:
+            self._execute("DELETE FROM batches WHERE rowid = ?", (row,))
+        if len(records):
+            self._passing[stream] = self._insert_batch(stream, records)
 
     def add_fact(self, kind: str, ns: int, fact: Mapping[str, Any]) -> None:
         """One row of structured fact; `kind` is process, file, exchange, mark, mounts, …"""
@@ -294,6 +316,7 @@ class Writer:
 
     def settle(self) -> None:
         """Recording has begun: a file that this one replaces goes."""
+        self._begun = True
         for _, aside in self._replaced:
             aside.unlink(missing_ok=True)
         self._replaced.clear()
@@ -307,8 +330,12 @@ class Writer:
         self._db.close()
         for end in _SIDE_FILES:
             Path(f"{self.path}{end}").unlink(missing_ok=True)
+        self._put_back()
+
+    def _put_back(self) -> None:
         for was, aside in self._replaced:
             aside.rename(was)
+        self._replaced.clear()
 
 
 _SIDE_FILES = ("", "-wal", "-shm", "-journal")
@@ -319,6 +346,11 @@ def _set_aside(path: Path) -> list[tuple[Path, Path]]:
     begun: [(where it was, where it is)]."""
     if path.exists() and not path.is_symlink() and not path.is_file():
         raise OutputError(f"{path} is no regular file", "name a file with -o FILE")
+    if path.exists() and not _is_ours(path):
+        raise OutputError(
+            f"{path} is no recording of ttftprof: --force does not replace it",
+            "choose another -o FILE",
+        )
     moved = []
     for end in _SIDE_FILES:
         was, now = Path(f"{path}{end}"), Path(f"{path}.replaced{end}")
@@ -333,6 +365,21 @@ def _set_aside(path: Path) -> list[tuple[Path, Path]]:
             ) from error
         moved.append((was, now))
     return moved
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file is empty, or a recording by its header, whole or not.
+
+    Layout: the database header of https://www.sqlite.org/fileformat2.html.
+    """
+    try:
+        with path.open("rb") as file:
+            header = file.read(72)
+    except OSError:
+        return False
+    return not header or (
+        header.startswith(_MAGIC) and header[68:] == APPLICATION_ID.to_bytes(4, "big")
+    )
 
 
 def _create(path: Path) -> None:
@@ -396,7 +443,7 @@ class Reader:
             ) from error
         if not head:
             raise RecordingError(f"{self.path} is empty", "record again; nothing was ever written")
-        if head != b"SQLite format 3\0":
+        if head != _MAGIC:
             raise RecordingError(f"{self.path} is not a ttftprof recording", "ls *.ttft")
 
     def _check_version(self) -> None:

@@ -16,6 +16,7 @@ from ttftprof.errors import TargetError
 from ttftprof.sources.processes import (
     PROC,
     ProcessFacts,
+    cgroup_paths,
     descendants,
     listening_ports,
     read_process,
@@ -27,14 +28,16 @@ from ttftprof.sources.processes import (
 class Target:
     """`roots`: the processes named; `pids`: they and all below them, as of now. `how`: in words.
 
-    `successors`: names of processes that, executed later, continue the target. Empty where the user
-    named a process, or where the name is that of an interpreter and says nothing.
+    `successors`: names of processes that, executed later, continue the target (in the control group
+    `successors_in`, if one is named). Empty where the user named a process, or where the name is
+    that of an interpreter and says nothing.
     """
 
     roots: tuple[int, ...]
     pids: frozenset[int]
     how: str
     successors: frozenset[str] = frozenset()
+    successors_in: str = ""
 
 
 def describe(process: ProcessFacts) -> str:
@@ -46,12 +49,12 @@ def describe(process: ProcessFacts) -> str:
 _INTERPRETERS = re.compile(r"^(python|pypy|node|ruby|perl|java|bash|sh|dash|zsh|uvicorn|gunicorn)")
 
 
-def _target(roots: Iterable[int], how: str, outlives: bool = False) -> Target:
-    """`outlives`: the user's way of naming the target still holds after a restart."""
+def _target(roots: Iterable[int], how: str, outlives: bool = False, cgroup: str = "") -> Target:
+    """`outlives`: the user's way of naming the target still holds after a restart, in `cgroup`."""
     tops = _without_children(set(roots))
     names = {p.comm for p in map(read_process, tops) if p is not None} if outlives else set()
     successors = frozenset(n for n in names if not _INTERPRETERS.match(n))
-    return Target(tuple(sorted(tops)), frozenset(descendants(tops)), how, successors)
+    return Target(tuple(sorted(tops)), frozenset(descendants(tops)), how, successors, cgroup)
 
 
 def _without_children(pids: set[int]) -> set[int]:
@@ -130,19 +133,23 @@ def _is_named(process: ProcessFacts, name: str) -> bool:
 def by_unit(unit: str) -> Target:
     """All processes of a systemd unit, by its control group."""
     name = unit if "." in unit else f"{unit}.service"
-    found = _in_cgroup(lambda part: part == name)
+    found = _in_cgroup(lambda path: name in path.split("/"))
     if not found:
         raise TargetError(
             f"no running process belongs to the unit {name}",
             f"systemctl status {name} tells whether it runs",
         )
-    return _target(found, f"--unit {name}", outlives=True)
+    unified = [cgroup_paths(pid).get(0, "").split("/") for pid in found]
+    known_by = (
+        name if any(name in path for path in unified) else ""
+    )  # v1 alone tells probes nothing
+    return _target(found, f"--unit {name}", outlives=True, cgroup=known_by)
 
 
 def by_cgroup(path: str) -> Target:
     """All processes in a control group, by its path, and in those below."""
     wanted = "/" + path.strip("/")
-    found = {p.pid for p in _processes() if p.cgroup == wanted or p.cgroup.startswith(wanted + "/")}
+    found = _in_cgroup(lambda path: path == wanted or path.startswith(wanted + "/"))
     if not found:
         raise TargetError(f"no process is in the control group {wanted}", "systemd-cgls lists them")
     return _target(found, f"--cgroup {wanted}")
@@ -159,7 +166,9 @@ def by_container(name: str, docker: Path = Path("/var/lib/docker/containers")) -
     identity = _container_id(name, docker) or name
     named = {identity, f"lxc.payload.{identity}", f"machine-{identity}.scope"} - {""}
     is_id = bool(_CONTAINER_ID.fullmatch(identity))
-    found = _in_cgroup(lambda part: part in named or (is_id and identity in part))
+    found = _in_cgroup(
+        lambda path: any(part in named or (is_id and identity in part) for part in path.split("/"))
+    )
     if not found:
         raise TargetError(
             f"no running process belongs to the container {name!r}",
@@ -200,7 +209,9 @@ def running_servers() -> list[ProcessFacts]:
 
 
 def _in_cgroup(matches: Callable[[str], bool]) -> set[int]:
-    return {p.pid for p in _processes() if any(matches(part) for part in p.cgroup.split("/"))}
+    """The processes of which a control group's path matches, in whatever hierarchy."""
+    others = _all_pids() - {os.getpid()}
+    return {pid for pid in others if any(map(matches, cgroup_paths(pid).values()))}
 
 
 def _all_pids() -> set[int]:

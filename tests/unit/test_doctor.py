@@ -17,6 +17,7 @@ from ttftprof import doctor
 from ttftprof.cli.doctor import print_diagnosis
 from ttftprof.doctor import Check, Diagnosis, Machine
 from ttftprof.errors import NotPermitted, Unsupported
+from ttftprof.kernel import permission
 from ttftprof.kernel.libbpf import BpfError
 from ttftprof.kernel.session import ProbeState
 from ttftprof.kernel.table import PROBES
@@ -79,15 +80,15 @@ EVERYTHING = (1 << 41) - 1
         (0, set()),
         (1 << 39, {"CAP_BPF"}),
         (1 << 21, {"CAP_SYS_ADMIN", "CAP_BPF", "CAP_PERFMON"}),
-        (EVERYTHING, set(doctor.CAPABILITIES)),
+        (EVERYTHING, set(permission.CAPABILITIES)),
     ],
 )
 def test_capabilities(bits: int, held: set[str]) -> None:
-    assert doctor.effective_capabilities(STATUS.format(bits)) == held
+    assert permission.effective_capabilities(STATUS.format(bits)) == held
 
 
 def test_capabilities_of_an_unreadable_status() -> None:
-    assert doctor.effective_capabilities("") == set()
+    assert permission.effective_capabilities("") == set()
 
 
 @pytest.mark.parametrize(

@@ -391,9 +391,62 @@ def test_a_link_at_the_output_is_not_followed(tmp_path: Path, dangling: bool) ->
         victim.write_text("precious")
     path.symlink_to(victim)
     refused_output(path)
+    if not dangling:
+        with pytest.raises(OutputError, match="no recording"):
+            Writer(path, overwrite=True)
+        assert path.is_symlink()
+        assert victim.read_text() == "precious"
+        return
     Writer(path, overwrite=True).close(complete=True)
     assert not path.is_symlink()
-    assert victim.read_text() == "precious" if not dangling else not victim.exists()
+    assert not victim.exists()
+
+
+def header_of(application: int) -> bytes:
+    return b"SQLite format 3\0".ljust(68, b"\1") + application.to_bytes(4, "big")
+
+
+@pytest.mark.parametrize(
+    "other", [b"precious", b"SQLite format 3\0", header_of(0), header_of(7)], ids=repr
+)
+def test_force_replaces_no_file_of_another_program(tmp_path: Path, other: bytes) -> None:
+    path = tmp_path / "a.ttft"
+    path.write_bytes(other)
+    with pytest.raises(OutputError) as error:
+        Writer(path, overwrite=True)
+    assert "no recording" in error.value.message
+    assert error.value.next_step
+    assert path.read_bytes() == other
+    assert [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.parametrize("was", [b"", header_of(APPLICATION_ID)], ids=["empty", "a damaged one"])
+def test_force_replaces_what_is_empty_or_a_recording(tmp_path: Path, was: bytes) -> None:
+    path = tmp_path / "a.ttft"
+    path.write_bytes(was)
+    Writer(path, overwrite=True).close(complete=True)
+    with Reader(path) as reader:
+        assert reader.complete
+
+
+def test_a_recording_says_whose_it_is_before_it_is_folded(tmp_path: Path) -> None:
+    """As kill -9 leaves it: all but the header may still be in the log beside the file."""
+    writer = Writer(tmp_path / "a.ttft")
+    assert (tmp_path / "a.ttft").read_bytes()[68:72] == APPLICATION_ID.to_bytes(4, "big")
+    writer.close(complete=False)
+
+
+def test_what_passes_is_replaced_and_the_last_stays(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "a.ttft")
+    writer.add_batch("events", records(3))
+    for count in (5, 2, 0, 4):
+        writer.set_passing("events", records(count))
+        writer.commit()
+        with Reader(tmp_path / "a.ttft") as reader:
+            assert len(reader.stream("events")) == 3 + count
+    writer.close(complete=True)
+    with Reader(tmp_path / "a.ttft") as reader:
+        assert len(reader.stream("events")) == 3 + 4
 
 
 def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:

@@ -164,6 +164,8 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> dict[int, ProcessFacts]:
         return roots if below <= roots else descendants(roots | below)
 
     monkeypatch.setattr(targets, "_processes", lambda: list(known.values()))
+    monkeypatch.setattr(targets, "_all_pids", lambda: set(known))
+    monkeypatch.setattr(targets, "cgroup_paths", lambda pid: {0: known[pid].cgroup})
     monkeypatch.setattr(targets, "read_process", known.get)
     monkeypatch.setattr(targets, "descendants", descendants)
     return known

@@ -6,6 +6,7 @@ import errno
 import importlib
 import os
 import platform
+import select
 import sys
 from typing import Any
 
@@ -45,6 +46,8 @@ class _Lazy(click.Group):
             result = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
+            if not _reader_is_gone():
+                raise
             # The reader went away (`| head`): nothing to say, nothing wrong.
             _drop_output()
             return 0
@@ -56,6 +59,13 @@ class _Lazy(click.Group):
                 f"the output cannot be written: {error.strerror}", "write it to another disk"
             ) from error
         return result
+
+
+def _reader_is_gone() -> bool:
+    """Whether it is standard output whose other end is closed, and not some other pipe."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(state & (select.POLLERR | select.POLLHUP) for _, state in poll.poll(0))
 
 
 def _drop_output() -> None:

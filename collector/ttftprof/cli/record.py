@@ -20,19 +20,14 @@ import click
 from ttftprof import target as targets
 from ttftprof.clock import NS_PER_S, now_ns
 from ttftprof.command_line import public_argv
-from ttftprof.errors import (
-    NotPermitted,
-    OutputError,
-    TargetError,
-    TtftprofError,
-    Unsupported,
-    UsageError,
-)
+from ttftprof.errors import Interrupted, OutputError, TargetError, Unsupported, UsageError
 from ttftprof.kernel.libbpf import BpfError
+from ttftprof.kernel.permission import check_permitted
 from ttftprof.kernel.session import Settings
-from ttftprof.recorder import Limits, Progress, Recorder
+from ttftprof.recorder import STOP_SIGNALS, Limits, Progress, Recorder
 from ttftprof.recording import Writer
-from ttftprof.sources.processes import has_host_pids
+
+UNKNOWN_CODE = 125  # of a command whose end was not told; as `timeout` and `docker run` have it
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _TARGET_OPTIONS = (
@@ -126,10 +121,10 @@ def command(
         event_ring_bytes=_ring_bytes(ring_kb),
     )
     duration_ns = None if duration is None else _whole("--duration", duration, NS_PER_S)
+    interrupts = _Interrupts()
     child = Gate.spawn(command_line) if command_line else None
     try:
         target = find_target(named, child)
-        _say(f"recording {target.how}")
         limits = Limits(
             duration_ns=duration_ns,
             first_tokens=first_tokens,
@@ -138,7 +133,7 @@ def command(
         writer = Writer(path, overwrite=force)
         live = _LiveLine(enabled=not quiet and sys.stderr.isatty())
         recorder = Recorder(writer, target, settings, limits, live.show, _say, gpu_launches)
-        return _record(recorder, writer, ready_file, child, live)
+        return _record(recorder, writer, ready_file, child, live, interrupts)
     except BaseException:
         if child:
             child.kill()
@@ -155,21 +150,25 @@ def check_target(named: Mapping[str, Any], command_line: tuple[str, ...]) -> Non
         )
     if any(value == "" for value in named.values()):
         raise UsageError(f"{chosen[0]} is empty", "an empty name would mean the whole machine")
-    if os.geteuid() != 0:
-        raise NotPermitted(
-            "recording needs the kernel's probes, and those need root",
-            "sudo ttftprof record …   (`ttftprof doctor` tells what works without)",
-        )
-    if not has_host_pids():
-        raise NotPermitted(
-            "this is a process namespace of its own (a container), whose process ids are not the "
-            "kernel's: nothing could be followed",
-            "record on the host, or run the container with --pid=host",
-        )
+    check_permitted()
     if command_line and shutil.which(command_line[0]) is None:
         raise TargetError(
             f"there is no command {command_line[0]!r}", "check its name, or give its whole path"
         )
+
+
+class _Interrupts:
+    """From its making on, SIGINT, SIGTERM and the loss of the terminal only leave a mark, until the
+    recorder takes them over: what was begun must be taken back in order."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        for number in STOP_SIGNALS:
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                signal.signal(number, self._mark)
+
+    def _mark(self, _number: int, _frame: object) -> None:
+        self.count += 1
 
 
 def find_target(named: Mapping[str, Any], child: Gate | None) -> targets.Target:
@@ -215,12 +214,14 @@ def _record(
     ready_file: Path | None,
     child: Gate | None,
     live: _LiveLine,
+    interrupts: _Interrupts,
 ) -> int:
     try:
         recorder.handle_signals()
-        recorder.arm()
-        _announce(ready_file)
-    except (TtftprofError, OSError) as error:
+        if interrupts.count:
+            recorder.stop()
+        _arm(recorder, ready_file, child)
+    except BaseException as error:
         writer.discard()  # nothing was recorded
         if isinstance(error, BpfError):
             raise Unsupported(
@@ -228,11 +229,10 @@ def _record(
             ) from error
         raise
     writer.settle()
+    _say(f"recording {recorder.target.how} to {shlex.quote(str(writer.path))}")
     for state in recorder.session.states.values():
         if state.state != "ok":
             _say(f"{state.name} is {state.state}: {state.reason}; {state.lost}")
-    if child:
-        child.release()
     try:
         why = recorder.run()
         live.clear()
@@ -241,11 +241,25 @@ def _record(
         live.clear()
         writer.abandon()
         raise
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # all is safe: an impatient Ctrl-C is no failure
-    _say(f"{why}; {recorder.progress.requests} request(s) in {writer.path}")
-    _say(f"next: ttftprof report {writer.path}")
-    return child.result() if child else 0
+    path = shlex.quote(str(writer.path))
+    _say(f"{why}; {recorder.progress.requests} request(s) in {path}")
+    _say(f"next: ttftprof report {path}")
+    return child.result(recorder.command_ended, recorder.command_status) if child else 0
+
+
+def _arm(recorder: Recorder, ready_file: Path | None, child: Gate | None) -> None:
+    """All probes on, and the command let go. Raises `Interrupted` if it was not to be any more."""
+    recorder.arm()
+    if not recorder.stopped:
+        _announce(ready_file)
+    if recorder.stopped or (child and not child.release()):
+        if ready_file:
+            ready_file.unlink(missing_ok=True)
+        if recorder.stopped:
+            raise Interrupted("interrupted before recording began; nothing was written")
+        raise TargetError("the command was ended before it began", "start it again")
 
 
 def _announce(ready_file: Path | None) -> None:
@@ -301,7 +315,9 @@ class Gate:
     Under sudo it runs as the user who called sudo, not as root.
     """
 
-    GRACE_S = 5.0
+    GRACE_S = 5.0  # from SIGTERM to SIGKILL
+    NOTICE_S = 1.0  # until the user is told what is waited for
+    TEARDOWN_S = 60.0  # for what a process of many GB takes to go
 
     def __init__(self, pid: int, gate: int, shown: str) -> None:
         self.pid = pid
@@ -318,40 +334,83 @@ class Gate:
         os.close(gate_r)
         return cls(pid, gate_w, shlex.join(public_argv(command_line)))
 
-    def release(self) -> None:
-        os.write(self._gate, b"g")
+    def release(self) -> bool:
+        """Lets the command begin. False if it is no more: someone ended it while it waited."""
+        try:
+            os.write(self._gate, b"g")
+        except BrokenPipeError:
+            return False
         os.close(self._gate)
+        return True
 
     def kill(self) -> None:
         """Ends a command that was never released (or is still running after a failure)."""
         with suppress(ProcessLookupError, ChildProcessError):
             self._stop()
 
-    def result(self) -> int:
-        """The command's exit code; one that still runs is asked to end, which is no failure."""
-        done, status = os.waitpid(self.pid, os.WNOHANG)
-        if done == 0:
+    def result(self, ended: bool, status: int | None = None) -> int:
+        """The command's exit code. `ended`: it was seen to end, with `status` (waitpid(2)) if that
+        was seen too. One that still runs is asked to end, which is no failure."""
+        return self._code_of_ended(status) if ended else self._code_of_stopped()
+
+    def _code_of_ended(self, status: int | None) -> int:
+        """Its memory comes back before it is gone, which may take seconds."""
+        waited = self._wait(self.NOTICE_S)
+        if waited is None:
+            _say(f"waiting for the command (pid {self.pid}) to give its memory back; Ctrl-C leaves")
+            for number in STOP_SIGNALS:
+                signal.signal(number, signal.default_int_handler)
+            with suppress(KeyboardInterrupt):
+                waited = self._wait(self.TEARDOWN_S)
+        if waited is None:
+            _say(
+                f"pid {self.pid} has ended, but the kernel cannot let go of it (a file server that "
+                "does not answer?); it is left behind"
+            )
+            waited = status
+        return UNKNOWN_CODE if waited is None else _shell_code(waited)
+
+    def _code_of_stopped(self) -> int:
+        status = self._wait(0)
+        if status is None:
             self._stop()
             return 0
-        code = os.waitstatus_to_exitcode(status)
-        return code if code >= 0 else 128 - code
+        # Of the Ctrl-C that ended the recording, or of a signal to the whole group.
+        told = os.WIFSIGNALED(status) and os.WTERMSIG(status) in STOP_SIGNALS
+        return 0 if told else _shell_code(status)
+
+    def _wait(self, limit_s: float) -> int | None:
+        """The status once it ended, or None if it does not within the limit."""
+        until_ns = now_ns() + int(limit_s * NS_PER_S)
+        while True:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                return status
+            if now_ns() >= until_ns:
+                return None
+            time.sleep(0.01)
 
     def _stop(self) -> None:
         """SIGTERM, and SIGKILL to one that does not heed it."""
         os.kill(self.pid, signal.SIGTERM)
-        until_ns = now_ns() + int(self.GRACE_S * NS_PER_S)
-        while os.waitpid(self.pid, os.WNOHANG)[0] == 0:
-            if now_ns() > until_ns:
-                os.kill(self.pid, signal.SIGKILL)
-                os.waitpid(self.pid, 0)
-                return
-            time.sleep(0.02)
+        if self._wait(self.GRACE_S) is None:
+            os.kill(self.pid, signal.SIGKILL)
+            if self._wait(self.TEARDOWN_S) is None:
+                _say(f"pid {self.pid} does not end (state D?); it is left behind")
+
+
+def _shell_code(status: int) -> int:
+    """As a shell gives it: 128 and the signal for what a signal ended."""
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
 
 
 def _run_command(gate: int, command_line: tuple[str, ...]) -> NoReturn:
     """The child: waits at the gate, then becomes the command, with signals as a shell gives it."""
-    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    for number in (*STOP_SIGNALS, signal.SIGPIPE, signal.SIGXFSZ):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            signal.signal(number, signal.SIG_DFL)
     if os.read(gate, 1) != b"g":
         os._exit(125)
     try:

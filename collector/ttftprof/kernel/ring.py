@@ -1,7 +1,7 @@
 """Reads BPF ring buffers straight from their mapped memory.
 
-`EventRing` holds fixed 64-byte records (8 bytes of header, 56 of event) that never wrap, so a drain
-is one numpy copy. `TextRing` holds records of any length and is walked. Layout: the kernel's
+`FixedRing` holds records of one layout, so a drain is one numpy copy. `TextRing` holds records of
+any length and is walked. Layout: the kernel's
 kernel/bpf/ringbuf.c; the data pages are mapped twice in a row, so that no record is ever split.
 """
 
@@ -14,14 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from ttftprof.events import EVENT, TEXT, Records
+from ttftprof.events import TEXT, Records
 
 PAGE_BYTES = mmap.PAGESIZE
 HEADER_BYTES = 8
 _BUSY = 1 << 31
 _DISCARD = 1 << 30
-_RECORD = np.dtype([("length", "<u4"), ("page", "<u4"), ("event", EVENT)])
-_FIXED = HEADER_BYTES + EVENT.itemsize
 
 
 class _Ring:
@@ -44,26 +42,28 @@ class _Ring:
         self._consumer[0] += np.uint64(length)
 
 
-class EventRing(_Ring):
-    """A ring of `struct event` only."""
+class FixedRing(_Ring):
+    """A ring of records of one layout only, a multiple of 8 bytes long."""
 
-    def __init__(self, fd: int, size_bytes: int) -> None:
+    def __init__(self, fd: int, size_bytes: int, dtype: np.dtype[Any]) -> None:
         super().__init__(fd, size_bytes)
-        count = 2 * size_bytes // _FIXED
-        self._records = np.frombuffer(self._producer_map, _RECORD, count, offset=PAGE_BYTES)
+        self._framed = np.dtype([("length", "<u4"), ("page", "<u4"), ("record", dtype)])
+        self._none = np.empty(0, dtype)
 
     def drain(self) -> Records:
         """All finished records, copied out, in the order they were begun; may be empty."""
         offset, length = self._span()
-        first = offset // _FIXED
-        batch = self._records[first : first + length // _FIXED]
+        count = length // self._framed.itemsize
+        if not count:
+            return self._none
+        batch = np.frombuffer(self._producer_map, self._framed, count, offset=PAGE_BYTES + offset)
         unfinished = np.flatnonzero(batch["length"] & np.uint32(_BUSY))
         if len(unfinished):
             batch = batch[: unfinished[0]]
-        kept = batch["event"].copy()
+        kept = batch["record"].copy()
         if np.any(batch["length"] & np.uint32(_DISCARD)):
             kept = kept[(batch["length"] & np.uint32(_DISCARD)) == 0]
-        self._advance(len(batch) * _FIXED)
+        self._advance(len(batch) * self._framed.itemsize)
         return kept
 
 

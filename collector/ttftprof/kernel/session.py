@@ -34,12 +34,14 @@ from ttftprof.events import (
 )
 from ttftprof.kernel import libbpf
 from ttftprof.kernel.libbpf import BpfError, Pointer, library
-from ttftprof.kernel.ring import EventRing, TextRing, map_array
+from ttftprof.kernel.permission import is_wsl, lacking_capabilities
+from ttftprof.kernel.ring import FixedRing, TextRing, map_array
 from ttftprof.kernel.table import HANDLERS, PROBES, VARIANTS, Probe, call_tables
 
 OBJECT = Path(__file__).parent / "objects" / platform.machine() / "probes.bpf.o"
 THREADS = 8192
 FILES = 4096
+END_RING_BYTES = 1 << 20
 # In this order: the walks over maps and files look only at members.
 # Those for one link with many uprobes; whether the kernel can is found out when one is made.
 _MULTI = ("marks__calls", "marks__returns")
@@ -126,7 +128,10 @@ class KernelTypes:
             raise Unsupported(
                 "this kernel offers no BTF (/sys/kernel/btf/vmlinux is missing)",
                 minimum_kernel="5.2 with CONFIG_DEBUG_INFO_BTF=y",
-                next_step="use a distribution kernel (all since 2021 carry BTF); "
+                next_step="in Windows, `wsl --update` brings a newer kernel; one without BTF "
+                "cannot be recorded on: use Linux itself or a virtual machine"
+                if is_wsl()
+                else "use a distribution kernel (all since 2021 carry BTF); "
                 "`ttftprof doctor` shows what is missing",
             )
         self._modules: dict[str, int | None] = {}
@@ -360,11 +365,12 @@ class ProbeSession:
 
     def _refused(self, error: BpfError, without: set[str]) -> str:
         """The program the kernel refused. Raises where it refuses all, or it is not known."""
-        if error.errno in (errno.EPERM, errno.EACCES) and not _may_load_bpf():
+        lacking = lacking_capabilities()
+        if error.errno in (errno.EPERM, errno.EACCES) and lacking:
             raise NotPermitted(
-                "the kernel does not let this user load BPF programs",
-                "run it with sudo (it needs CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE); in a "
-                "container or under lockdown, `ttftprof doctor` tells more",
+                f"the kernel does not let this user load BPF programs: {', '.join(lacking)} "
+                "is missing",
+                "run it with sudo; in a container or under lockdown, `ttftprof doctor` tells more",
             ) from error
         found = _REFUSED_PROGRAM.search(error.detail)
         if not found or found[1] in without:
@@ -386,7 +392,8 @@ class ProbeSession:
                     states[stem] = replace(state, state="absent", lost=cost)
 
     def _map_memory(self) -> None:
-        self.events = EventRing(self._maps["events"], self.settings.event_ring_bytes)
+        self.events = FixedRing(self._maps["events"], self.settings.event_ring_bytes, EVENT)
+        self.ends = FixedRing(self._maps["ends"], END_RING_BYTES, THREAD_SLOT)
         self.texts = TextRing(self._maps["texts"], self.settings.text_ring_bytes)
         self.threads = map_array(self._maps["threads"], THREAD_SLOT, THREADS)
         self.files = map_array(self._maps["files"], FILE_SLOT, FILES)
@@ -466,10 +473,15 @@ class ProbeSession:
         key, value = struct.pack("<I", port), struct.pack("<I", tgid)
         libbpf.map_update(self._maps["listen_ports"], key, value)
 
-    def take_successors(self, comm: str) -> None:
-        """From now on any process executed under this name becomes a member."""
+    def take_successors(self, comm: str, cgroup: str = "") -> None:
+        """From now on a process executed under this name becomes a member, once every member of
+        the name is gone or on its way out.
+
+        `cgroup`: the name of a control group that it must run in, or below. To be called before
+        `seed`.
+        """
         key = comm.encode()[:15].ljust(16, b"\0")
-        libbpf.map_update(self._maps["successors"], key, bytes(4))
+        libbpf.map_update(self._maps["successors"], key, cgroup.encode()[:63].ljust(64, b"\0"))
 
     def set_quiet(self, socket: int) -> None:
         """From now on the small writes on this socket are only counted."""
@@ -563,17 +575,6 @@ def online_cpus() -> list[int]:
         first, _, last = part.partition("-")
         cpus.extend(range(int(first), int(last or first) + 1))
     return cpus
-
-
-def _may_load_bpf() -> bool:
-    """Whether this process holds CAP_BPF or CAP_SYS_ADMIN (bits 39 and 21) of the machine itself,
-    not just of a user namespace."""
-    if Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]:
-        return False
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("CapEff:"):
-            return bool(int(line.split()[1], 16) & (1 << 39 | 1 << 21))
-    return False
 
 
 def _write_settings(rodata: Pointer, packed: bytes) -> None:

@@ -49,6 +49,7 @@ PROBES = (
             ("sched_process_exec", "5.5"),
             ("sched_process_exit", "5.5"),
             ("signal_generate", "5.5"),
+            ("task_newtask", "5.5"),
         ),
         required=True,
     ),
@@ -185,6 +186,7 @@ VARIANTS: tuple[dict[str, int], ...] = (
     {"smb__failed": 7, "smb__failed_netfs": 9},
     {"uring__submit": 1, "uring__submit_sqe": 2},
     {"uring__complete": 3, "uring__complete_result": 7},
+    {"offcpu__switch": 4, "offcpu__switch_before_5_18": 3},
     {"nfs__readahead": 3},
 )
 

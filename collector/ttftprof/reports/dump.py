@@ -307,7 +307,8 @@ def _open(event: Fields) -> Fields:
 
 def _held(event: Fields) -> Fields:
     how = "open" if event["flags"] & 1 else "mapped"
-    return {"how": how, "size_bytes": event["a"], "cached_pages": event["b"]}
+    times = {"times": event["flags"] >> 1} if event["flags"] > 1 else {}
+    return {"how": how, **times, "size_bytes": event["a"], "cached_pages": event["b"]}
 
 
 def _mmap(event: Fields) -> Fields:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,22 @@ def mount_under(path: str, mounts: list[Mount]) -> Mount | None:
         if inside and (best is None or len(mount.point) >= len(best.point)):
             best = mount
     return best
+
+
+def disk_of(mount: Mount, sysfs: Path = Path("/sys")) -> str | None:
+    """The name of the disk that a mount's file system lies on, whatever its partition; None if it
+    lies on no block device of its own. A volume of several (LVM, RAID) is a disk here."""
+    major, minor = mount.dev
+    if major == 0:  # a number of its own, as btrfs gives: its source is the device
+        try:
+            number = Path(mount.source).stat().st_rdev
+        except OSError:
+            return None
+        major, minor = os.major(number), os.minor(number)
+    device = (sysfs / f"dev/block/{major}:{minor}").resolve()
+    if major == 0 or not device.exists():
+        return None
+    return device.parent.name if (device / "partition").exists() else device.name
 
 
 def read_ahead_kb(dev: int, sysfs: Path = Path("/sys")) -> int | None:

@@ -58,7 +58,9 @@ def read_process(pid: int, proc: Path = PROC) -> ProcessFacts | None:
         exe=exe,
         argv=public_argv(argv),
         cwd=_link(root / "cwd"),
-        cgroup=_cgroup(root / "cgroup"),
+        cgroup=max(
+            cgroup_paths(pid, proc).values(), key=len, default=""
+        ),  # where a container shows
         start_ticks=int(fields[19]),
         engine=engine.name if engine else None,
     )
@@ -108,14 +110,14 @@ def _link(path: Path) -> str:
         return ""
 
 
-def _cgroup(path: Path) -> str:
-    """The v2 path, or of v1 the longest one, which is where a container shows."""
+def cgroup_paths(pid: int, proc: Path = PROC) -> dict[int, str]:
+    """{hierarchy: path} of a process's control groups; hierarchy 0 is v2, others v1; cgroups(7)."""
     try:
-        lines = path.read_text().splitlines()
+        lines = (proc / str(pid) / "cgroup").read_text(errors="replace").splitlines()
     except OSError:
-        return ""
-    paths = [line.split(":", 2)[2] for line in lines if line.count(":") >= 2]
-    return max(paths, key=len, default="")
+        return {}
+    fields = [line.split(":", 2) for line in lines if line.count(":") >= 2]
+    return {int(hierarchy): path for hierarchy, _, path in fields}
 
 
 def descendants(roots: set[int], proc: Path = PROC) -> set[int]:

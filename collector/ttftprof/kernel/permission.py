@@ -1,0 +1,74 @@
+"""Whether this process may record at all: asked before anything is touched, so that what is missing
+is named and not guessed from a refused system call.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+
+from ttftprof.errors import NotPermitted
+from ttftprof.sources.processes import has_host_pids
+
+# Numbers: include/uapi/linux/capability.h (the same everywhere).
+CAPABILITIES = {"CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38, "CAP_BPF": 39}
+NEEDED = frozenset({"CAP_BPF", "CAP_PERFMON", "CAP_SYS_PTRACE"})
+_COVERED_BY_SYS_ADMIN = {"CAP_PERFMON", "CAP_BPF"}
+_WHOLE_MACHINE = ["0", "0", "4294967295"]  # uid_map of the first user namespace
+
+
+def effective_capabilities(status: str) -> set[str]:
+    """Those of `CAPABILITIES` that a /proc/PID/status shows as effective."""
+    found = re.search(r"^CapEff:\s*([0-9a-fA-F]+)", status, re.MULTILINE)
+    bits = int(found[1], 16) if found else 0
+    held = {name for name, bit in CAPABILITIES.items() if bits >> bit & 1}
+    return held | _COVERED_BY_SYS_ADMIN if "CAP_SYS_ADMIN" in held else held
+
+
+def lacking_capabilities() -> list[str]:
+    """Those that recording needs and this process has not; all of them in a user namespace, whose
+    capabilities are not the machine's."""
+    if Path("/proc/self/uid_map").read_text().split() != _WHOLE_MACHINE:
+        return sorted(NEEDED)
+    return sorted(NEEDED - effective_capabilities(Path("/proc/self/status").read_text()))
+
+
+def is_wsl(release: str = platform.release()) -> bool:
+    """Whether this is the kernel of the Windows Subsystem for Linux, by its name."""
+    return "microsoft" in release.lower()
+
+
+def check_permitted() -> None:
+    """Raises `NotPermitted` if this process cannot record, with what is missing and the remedy."""
+    if os.geteuid() != 0:
+        raise NotPermitted(
+            "recording needs the kernel's probes, and those need root",
+            "sudo ttftprof record …   (`ttftprof doctor` tells what works without)",
+        )
+    lacking = lacking_capabilities()
+    if lacking:
+        options = " ".join(f"--cap-add={name.removeprefix('CAP_')}" for name in lacking)
+        raise NotPermitted(
+            f"this root is without {', '.join(lacking)}: the kernel lets it load no probes, or not "
+            "look at the server's files",
+            f"record on the host; or give them back: to a container by {options}, to a systemd "
+            "unit by CapabilityBoundingSet=",
+        )
+    if not has_host_pids():
+        raise _own_pids()
+
+
+def _own_pids() -> NotPermitted:
+    what = "whose process ids are not the kernel's: nothing could be followed"
+    if is_wsl():
+        return NotPermitted(
+            f"a distribution of WSL2 is a process namespace of its own, {what}",
+            "run the server and `ttftprof record` on Linux itself or in a virtual machine; "
+            "reports can be made here",
+        )
+    return NotPermitted(
+        f"this is a process namespace of its own (a container), {what}",
+        "record on the host, or run the container with --pid=host",
+    )
