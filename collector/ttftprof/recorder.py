@@ -332,8 +332,9 @@ class Recorder:
         control = self.session.control[0]
         threads = self._threads.changed(int(control["threads_used"]), ns)
         files = self._files.changed(int(control["files_used"]), ns)
-        self._hold("threads", self._threads.rows_of(self.session.ends.drain(), ns))
         self._hold("threads", threads)
+        # After the look: of a thread that ended since, this row is the later one.
+        self._hold("threads", self._threads.rows_of(self.session.ends.drain(), ns))
         self._hold("files", files)
         if len(files):
             pages = int(self.session.files["added_pages"][: int(control["files_used"])].sum())

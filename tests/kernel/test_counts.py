@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -9,9 +10,20 @@ import numpy as np
 import pytest
 
 from kernel.support import Recording, recording
-from ttftprof.events import Kind, Records
+from ttftprof.events import LOST, Kind, Records, Wait
 from workloads.cache import make_model
-from workloads.counted import ANONYMOUS_PAGES, FILE_PAGES, FORKS, MMAPS, READS, Program, started
+from workloads.counted import (
+    ANONYMOUS_PAGES,
+    FILE_PAGES,
+    FORKS,
+    MMAPS,
+    READS,
+    SLEEPS,
+    STORM_THREADS,
+    THREADS,
+    Program,
+    started,
+)
 
 pytestmark = pytest.mark.kernel
 
@@ -85,6 +97,79 @@ def test_31_forks_are_31_processes(model: Path) -> None:
     children = set(forks["tgid"].tolist())
     exits = events(seen, Kind.PROCESS_EXIT)
     assert children <= set(exits["tgid"].tolist())
+
+
+def last_rows(seen: Recording, pid: int) -> Records:
+    """The last row of every thread that began and ended while it was recorded."""
+    with seen.reader() as reader:
+        rows = reader.stream("threads")
+    rows = rows[(rows["tgid"] == pid) & (rows["tid"] != pid)]
+    rows = rows[np.argsort(rows["ns"], kind="stable")]
+    lives = rows[["tid", "since_ns"]]
+    _, last = np.unique(lives[::-1], return_index=True)
+    found: Records = rows[::-1][last]
+    return found
+
+
+def test_1009_threads_of_a_millisecond_are_counted_each(model: Path) -> None:
+    seen, _, program = record("threads", model)
+    ends = events(seen, Kind.THREAD_END)
+    ends = ends[ends["tid"] != program.pid]
+    assert len(ends) == THREADS
+    rows = last_rows(seen, program.pid)
+    assert len(rows) == THREADS
+    assert set(rows["opens"].tolist()) == {1}
+    waits = events(seen, Kind.OFFCPU)
+    recorded = np.count_nonzero((waits["flags"] == Wait.TIMER) & (waits["tid"] != program.pid))
+    slept = int(rows["short_count"][:, Wait.TIMER].sum()) + int(recorded)
+    assert 0.9 * THREADS < slept <= THREADS  # a timer that fires at once puts nobody to sleep
+
+
+def test_threads_that_nobody_looked_at_in_time_are_counted_as_lost(model: Path) -> None:
+    """The recorder is held still while more threads end than the kernel keeps for it."""
+    path = model.with_suffix(".ttft")
+    with (
+        started("threadstorm", model) as program,
+        recording(path, "--pid", str(program.pid)) as seen,
+    ):
+        seen.process.send_signal(signal.SIGSTOP)
+        program.go()
+        seen.process.send_signal(signal.SIGCONT)
+    with seen.reader() as reader:
+        lost = reader.lost()
+    assert set(lost) == {LOST[6]}
+    known = last_rows(seen, program.pid)
+    assert len(known) < STORM_THREADS <= len(known) + lost[LOST[6]]
+
+
+def test_switches_are_sleeps_and_preemptions_as_the_kernel_counts_them(model: Path) -> None:
+    path = model.with_suffix(".ttft")
+    with (
+        started("preempted", model) as program,
+        recording(path, "--pid", str(program.pid)) as seen,
+    ):
+        before = switches(program.pid)
+        program.go()
+        after = switches(program.pid)
+    waits = events(seen, Kind.OFFCPU)
+    with seen.reader() as reader:
+        rows = reader.stream("threads")
+    own = rows[rows["tid"] == program.pid]
+    short = own["short_count"][-1].astype(int) - own["short_count"][0].astype(int)
+    counted = short + np.bincount(waits[waits["tid"] == program.pid]["flags"], minlength=len(short))
+    preempted, slept = (b - a for a, b in zip(before, after, strict=True))
+    assert preempted > 2 * SLEEPS
+    # What it did before the first look and after the last adds a few.
+    assert counted[Wait.RUNNABLE] == pytest.approx(preempted, abs=8)
+    assert int(counted.sum()) - counted[Wait.RUNNABLE] == pytest.approx(slept, abs=8)
+    assert counted[Wait.TIMER] == SLEEPS
+
+
+def switches(pid: int) -> tuple[int, int]:
+    """(preemptions, sleeps) of a process's first thread, as /proc tells them."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    fields = dict(line.split(":", 1) for line in text.splitlines())
+    return int(fields["nonvoluntary_ctxt_switches"]), int(fields["voluntary_ctxt_switches"])
 
 
 def test_faults_agree_with_getrusage_and_proc(model: Path) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kernel.support import recording
-from ttftprof.events import Kind, ReadFlag
+from ttftprof.events import Kind, ReadFlag, Wait
 from workloads.cache import drop_cache, make_model
 
 pytestmark = pytest.mark.kernel
@@ -20,11 +22,17 @@ READS = 19
 READ_BYTES = 64 << 10
 
 
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    built = tmp_path_factory.mktemp("uring") / "uring_reads"
+    subprocess.run(["gcc", "-O2", "-Wall", "-o", str(built), str(SOURCE)], check=True)
+    return built
+
+
 @contextmanager
-def uring_reader(program: Path, model: Path) -> Iterator[subprocess.Popen[str]]:
-    subprocess.run(["gcc", "-O2", "-Wall", "-o", str(program), str(SOURCE)], check=True)
+def uring_reader(program: Path, model: Path, *ways: str) -> Iterator[subprocess.Popen[str]]:
     reader = subprocess.Popen(
-        [str(program), str(model), str(READS), str(READ_BYTES)],
+        [str(program), str(model), str(READS), str(READ_BYTES), *ways],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -38,10 +46,14 @@ def uring_reader(program: Path, model: Path) -> Iterator[subprocess.Popen[str]]:
         reader.communicate()
 
 
+WAYS = ("", "fixed", "worker", "worker late", "poll", "poll fixed", "poll late")
+
+
+@pytest.mark.parametrize("ways", WAYS)
 @pytest.mark.parametrize("cold", [True, False])
-def test_19_uring_reads_are_19_reads(cold: bool, tmp_path: Path) -> None:
+def test_19_uring_reads_are_19_reads(program: Path, ways: str, cold: bool, tmp_path: Path) -> None:
     model = make_model(tmp_path / "uring.weights", 4 << 20)
-    with uring_reader(tmp_path / "uring_reads", model) as reader:
+    with uring_reader(program, model, *ways.split()) as reader:
         if cold:
             drop_cache(model)
         with recording(tmp_path / "uring.ttft", "--pid", str(reader.pid)) as seen:
@@ -57,7 +69,38 @@ def test_19_uring_reads_are_19_reads(cold: bool, tmp_path: Path) -> None:
     assert int(row["reads"]) == READS
     assert int(row["read_bytes"]) == READS * READ_BYTES
     reads = events[events["kind"] == Kind.READ]
+    assert set(reads["tgid"].tolist()) == {reader.pid}
     assert len(reads) == READS
     assert set(reads["flags"].tolist()) == {int(ReadFlag.IO_URING)}
     # Pages it did not ask for came by readahead; those it did ask for came from storage if cold.
     assert (int(row["added_pages"]) * 4096 >= READS * READ_BYTES) == cold
+
+
+def test_workers_have_counters_of_their_own_and_their_idleness_is_no_storage(
+    program: Path, tmp_path: Path
+) -> None:
+    """A worker bears the registers of the call that made it, io_uring_enter; and idles for 5 s."""
+    model = make_model(tmp_path / "uring.weights", 4 << 20)
+    with (
+        uring_reader(program, model, "worker", "late") as reader,
+        recording(tmp_path / "uring.ttft", "--pid", str(reader.pid)) as seen,
+    ):
+        assert reader.stdin
+        assert reader.stdout
+        reader.stdin.write("go\n")
+        reader.stdin.flush()
+        assert int(reader.stdout.readline()) == READS * READ_BYTES
+        time.sleep(0.5)
+    with seen.reader() as recorded:
+        rows = recorded.stream("threads")
+        events = recorded.stream("events")
+    made = events[(events["kind"] == Kind.FORK) & (events["flags"] == 1)]
+    workers = set(made["tid"].tolist())
+    assert workers
+    assert set(made["tgid"].tolist()) == {reader.pid}
+    assert workers <= set(rows["tid"].tolist())
+    asleep = rows[np.isin(rows["tid"], list(workers)) & (rows["off_ns"] > 0)]
+    assert set(asleep["off_reason"][-1:].tolist()) == {int(Wait.OTHER)}
+    waits = events[(events["kind"] == Kind.OFFCPU) & np.isin(events["tid"], list(workers))]
+    storage = waits[waits["flags"] == Wait.STORAGE]
+    assert int(storage["duration_ns"].max(initial=0)) < 400_000_000

@@ -1,15 +1,28 @@
 /* Reads COUNT blocks of a file through io_uring, one at a time, by the raw system calls.
  *
- * uring_reads FILE COUNT BYTES: waits for a line on stdin, reads, prints the bytes read, waits for
- * the end of stdin. Block i starts at i * BYTES. */
+ * uring_reads FILE COUNT BYTES [fixed] [poll] [late] [worker]: waits for a line on stdin, reads,
+ * prints the bytes read, waits for the end of stdin. Block i starts at i * BYTES.
+ *   fixed   the file is a registered one
+ *   poll    a thread of the kernel polls for submissions; no system call is made for a read
+ *   worker  every read is done by a worker thread
+ *   late    the ring is made only after the line on stdin */
 #include <fcntl.h>
 #include <linux/io_uring.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+static bool given(int argc, char **argv, const char *word)
+{
+	for (int i = 4; i < argc; i++)
+		if (!strcmp(argv[i], word))
+			return true;
+	return false;
+}
 
 static void *map_ring(int fd, size_t size, off_t what)
 {
@@ -28,13 +41,28 @@ int main(int argc, char **argv)
 	char line[16];
 	long total = 0;
 
-	if (argc != 4)
+	bool fixed = given(argc, argv, "fixed"), poll = given(argc, argv, "poll");
+	bool late = given(argc, argv, "late"), worker = given(argc, argv, "worker");
+
+	if (argc < 4)
 		return 2;
 	int count = atoi(argv[2]), bytes = atoi(argv[3]);
 	char *buffer = malloc(bytes);
 	int file = open(argv[1], O_RDONLY);
+	if (late) {
+		printf("ready\n");
+		fflush(stdout);
+		if (!fgets(line, sizeof(line), stdin))
+			return 0;
+	}
 	memset(&p, 0, sizeof(p));
+	p.flags = poll ? IORING_SETUP_SQPOLL : 0;
+	p.sq_thread_idle = 1000;
 	int ring = syscall(__NR_io_uring_setup, 4, &p);
+	if (fixed && syscall(__NR_io_uring_register, ring, IORING_REGISTER_FILES, &file, 1) < 0) {
+		perror("register");
+		return 1;
+	}
 	if (file < 0 || ring < 0 || !buffer) {
 		perror("setup");
 		return 1;
@@ -50,23 +78,33 @@ int main(int argc, char **argv)
 	unsigned cq_mask = *(unsigned *)(cq + p.cq_off.ring_mask);
 	struct io_uring_cqe *cqes = (struct io_uring_cqe *)(cq + p.cq_off.cqes);
 
-	printf("ready\n");
-	fflush(stdout);
-	if (!fgets(line, sizeof(line), stdin))
-		return 0;
+	unsigned *flags = (unsigned *)(sq + p.sq_off.flags), *ready = (unsigned *)(cq + p.cq_off.tail);
+
+	if (!late) {
+		printf("ready\n");
+		fflush(stdout);
+		if (!fgets(line, sizeof(line), stdin))
+			return 0;
+	}
 	for (int i = 0; i < count; i++) {
 		unsigned slot = *tail & sq_mask;
 		struct io_uring_sqe *sqe = &sqes[slot];
 
 		memset(sqe, 0, sizeof(*sqe));
 		sqe->opcode = IORING_OP_READ;
-		sqe->fd = file;
+		sqe->fd = fixed ? 0 : file;
+		sqe->flags = (fixed ? IOSQE_FIXED_FILE : 0) | (worker ? IOSQE_ASYNC : 0);
 		sqe->addr = (unsigned long)buffer;
 		sqe->len = bytes;
 		sqe->off = (unsigned long long)i * bytes;
 		array[slot] = slot;
 		__atomic_store_n(tail, *tail + 1, __ATOMIC_RELEASE);
-		if (syscall(__NR_io_uring_enter, ring, 1, 1, IORING_ENTER_GETEVENTS, 0, 0) < 0) {
+		if (poll) {
+			if (__atomic_load_n(flags, __ATOMIC_SEQ_CST) & IORING_SQ_NEED_WAKEUP)
+				syscall(__NR_io_uring_enter, ring, 0, 0, IORING_ENTER_SQ_WAKEUP, 0, 0);
+			while (__atomic_load_n(ready, __ATOMIC_ACQUIRE) == *head)
+				usleep(100);
+		} else if (syscall(__NR_io_uring_enter, ring, 1, 1, IORING_ENTER_GETEVENTS, 0, 0) < 0) {
 			perror("enter");
 			return 1;
 		}

@@ -15,8 +15,10 @@ import argparse
 import json
 import mmap
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,10 +34,13 @@ READS, READ_BYTES = 23, 65537
 MMAPS = 29
 FORKS = 31
 OPENS = 37
+THREADS, STORM_THREADS, THREADS_AT_ONCE = 1009, 6007, 16
+THREAD_SLEEP_S = 20e-6
 FILE_PAGES = 997
 ANONYMOUS_PAGES = 499
 STORM_FORKS, STORM_BATCH = 10_000, 40
 IDLE_S = 1.0
+SLEEPS, BUSY_S = 41, 0.02
 GO_TIMEOUT_S = 120.0
 START_TIMEOUT_S = 20.0
 
@@ -81,6 +86,45 @@ def _fork_storm(_path: Path) -> Counts:
     return {"forks": STORM_FORKS}
 
 
+def _threads(path: Path, count: int = THREADS) -> Counts:
+    """Each opens the file once, sleeps once, and is gone within a millisecond or so."""
+
+    def life() -> None:
+        os.close(os.open(path, os.O_RDONLY))
+        time.sleep(THREAD_SLEEP_S)
+
+    left = count
+    while left:
+        together = [threading.Thread(target=life) for _ in range(min(left, THREADS_AT_ONCE))]
+        for thread in together:
+            thread.start()
+        for thread in together:
+            thread.join()
+        left -= len(together)
+    return {"threads": count, "opens": count, "sleeps": count}
+
+
+def _thread_storm(path: Path) -> Counts:
+    return _threads(path, STORM_THREADS)
+
+
+def _preempted(_path: Path) -> Counts:
+    """Computes on one core beside a child that does the same, and sleeps now and then."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    child = os.fork()
+    if child == 0:
+        while True:
+            pass
+    for _ in range(SLEEPS):
+        until = time.monotonic() + BUSY_S
+        while time.monotonic() < until:
+            pass
+        time.sleep(0.001)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return {"sleeps": SLEEPS}
+
+
 def _faults(path: Path) -> Counts:
     """One major fault a file page, for the file is cold and MADV_RANDOM keeps readahead off it."""
     drop_cache(path)
@@ -107,6 +151,9 @@ MODES: dict[str, Callable[[Path], Counts]] = {
     "opens": _opens,
     "forks": _forks,
     "forkstorm": _fork_storm,
+    "threads": _threads,
+    "threadstorm": _thread_storm,
+    "preempted": _preempted,
     "faults": _faults,
     "idle": _idle,
 }
