@@ -18,6 +18,7 @@ from ttftprof.sources.processes import (
     ProcessFacts,
     cgroup_paths,
     descendants,
+    is_alive,
     listening_ports,
     read_process,
     thread_group,
@@ -211,7 +212,8 @@ def running_servers() -> list[ProcessFacts]:
 def _in_cgroup(matches: Callable[[str], bool]) -> set[int]:
     """The processes of which a control group's path matches, in whatever hierarchy."""
     others = _all_pids() - {os.getpid()}
-    return {pid for pid in others if any(map(matches, cgroup_paths(pid).values()))}
+    found = {pid for pid in others if any(map(matches, cgroup_paths(pid).values()))}
+    return set(filter(is_alive, found))
 
 
 def _all_pids() -> set[int]:
@@ -219,6 +221,6 @@ def _all_pids() -> set[int]:
 
 
 def _processes() -> list[ProcessFacts]:
-    """Everyone but this program, which is never a target."""
+    """Everyone but this program, which is never a target, and those that only wait to be reaped."""
     others = sorted(_all_pids() - {os.getpid()})
-    return [p for p in map(read_process, others) if p is not None]
+    return [p for p in map(read_process, others) if p is not None and is_alive(p.pid)]

@@ -165,6 +165,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> dict[int, ProcessFacts]:
 
     monkeypatch.setattr(targets, "_processes", lambda: list(known.values()))
     monkeypatch.setattr(targets, "_all_pids", lambda: set(known))
+    monkeypatch.setattr(targets, "is_alive", known.__contains__)
     monkeypatch.setattr(targets, "cgroup_paths", lambda pid: {0: known[pid].cgroup})
     monkeypatch.setattr(targets, "read_process", known.get)
     monkeypatch.setattr(targets, "descendants", descendants)
