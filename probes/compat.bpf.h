@@ -24,6 +24,21 @@ static __always_inline u32 task_state(struct task_struct *task)
 	return BPF_CORE_READ((struct task_struct___before_5_14 *)task, state);
 }
 
+static __always_inline unsigned long folio_flags(struct folio *folio)
+{
+	unsigned long flags = 0;
+
+	/* The flags are the first word; their type changed in 6.18 (memdesc_flags_t). */
+	bpf_probe_read_kernel(&flags, sizeof(flags), folio);
+	return flags;
+}
+
+/* Whether its content is there: storage has delivered it, or it was written. */
+static __always_inline bool folio_is_filled(struct folio *folio)
+{
+	return folio_flags(folio) & (1UL << bpf_core_enum_value(enum pageflags, PG_uptodate));
+}
+
 /* The order of a large folio sits in the low byte of _flags_1 since 6.6
  * (ebc1baf5c9b4); before, in _folio_order. A page without PG_head has order 0. */
 struct folio___before_6_6 {
@@ -32,11 +47,9 @@ struct folio___before_6_6 {
 
 static __always_inline u64 folio_pages(struct folio *folio)
 {
-	unsigned long flags = 0;
+	unsigned long flags = folio_flags(folio);
 	u32 order = 0;
 
-	/* The flags are the first word; their type changed in 6.18 (memdesc_flags_t). */
-	bpf_probe_read_kernel(&flags, sizeof(flags), folio);
 	if (!(flags & (1UL << bpf_core_enum_value(enum pageflags, PG_head))))
 		return 1;
 	if (bpf_core_field_exists(folio->_flags_1))

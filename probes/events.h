@@ -166,6 +166,9 @@ struct thread_slot {
 	u32 short_count[10];
 	u32 samples[3]; /* by enum cpu_mode */
 	u32 pad;
+	u64 asked_what; /* the remote read it asked for last: its key */
+	u64 asked_where;
+	u64 asked_offset;
 };
 
 /* One per file of interest. Several CPUs add to it: atomics. */
@@ -192,6 +195,8 @@ struct file_slot {
 	u64 touch_jiffies; /* last page-cache activity; jiffies cost no clock read */
 	u64 readahead_asks; /* times a remote file system was asked to read ahead */
 	u64 readahead_pages;
+	u64 reclaimed_pages; /* of evicted_pages, those taken because memory was short */
+	u64 refaulted_pages; /* of added_pages, those evicted before, while this file was followed */
 };
 
 /* A record of variable length in the text ring. */

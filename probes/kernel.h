@@ -356,7 +356,8 @@ struct netfs_io_subrequest {
 	enum netfs_io_source source;
 };
 
-enum pageflags { PG_head = 6 };
+enum pageflags { PG_uptodate,
+	PG_head = 6 };
 
 #pragma clang attribute pop
 

@@ -4,7 +4,7 @@
  * the file; and the thread's last words. wait_reason_of in shared.bpf.h says what
  * a wait is for.
  */
-#include "shared.bpf.h"
+#include "remote.bpf.h"
 
 /* read() waits for storage, a pipe or a socket: its file says which. */
 static __always_inline u32 refine_read(struct task_struct *task, struct thread_slot *t, u32 reason)
@@ -18,6 +18,15 @@ static __always_inline u32 refine_read(struct task_struct *task, struct thread_s
 	if (mode == MODE_REGULAR)
 		return WAIT_STORAGE;
 	return WAIT_PIPE;
+}
+
+/* A fault that asks a daemon or a server for its page, and waits for it there and
+ * then (FUSE, 9P), sleeps without the kernel's mark for I/O and in no call. */
+static __always_inline u32 refine_fault(struct thread_slot *t, s64 nr, u32 reason)
+{
+	bool unclear = reason == WAIT_OTHER || reason == WAIT_LOCK;
+
+	return nr < 0 && unclear && is_waiting_for_answer(t) ? WAIT_STORAGE : reason;
 }
 
 /* A read past the page cache names its file by its descriptor only. */
@@ -94,7 +103,8 @@ static __always_inline void going_off(struct task_struct *task, struct thread_sl
 		s64 nr = task_syscall(task);
 
 		t->off_syscall = nr;
-		t->off_reason = refine_read(task, t, wait_reason_of(task, state, nr));
+		u32 reason = refine_fault(t, nr, wait_reason_of(task, state, nr));
+		t->off_reason = refine_read(task, t, reason);
 		if (t->off_reason == WAIT_STORAGE)
 			name_read_file(task, t, nr);
 	}

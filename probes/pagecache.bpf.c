@@ -6,6 +6,82 @@
  */
 #include "shared.bpf.h"
 
+/* Which pages left the cache, a bit each: what comes in again was refaulted. Only
+ * the kernel's own shadow entries know more, and no hook shows them. Of more than
+ * this many pieces of 2 MiB (64 GiB) the ones evicted first are forgotten. */
+#define PIECE_PAGES 512
+#define PIECE_WORDS (PIECE_PAGES / 64)
+#define PIECES 32768
+
+struct piece_key {
+	u64 ino;
+	u32 dev;
+	u32 piece;
+};
+
+struct piece {
+	u64 gone[PIECE_WORDS];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, PIECES);
+	__type(key, struct piece_key);
+	__type(value, struct piece);
+} pieces SEC(".maps");
+
+/* Kswapd has it, and so has a thread that must reclaim before its allocation. */
+#define PF_MEMALLOC 0x800
+
+/* The bits of a folio in one word of its piece; folios are aligned to their size. */
+static __always_inline u64 bits_in(u32 word, u32 first, u64 pages)
+{
+	u32 begin = word * 64;
+
+	if (pages >= 64)
+		return begin >= first && begin < first + pages ? ~0ULL : 0;
+	return first / 64 == word ? ((1ULL << pages) - 1) << (first & 63) : 0;
+}
+
+static __always_inline void note_gone(struct file_slot *f, u64 index, u64 pages)
+{
+	struct piece_key key = {.ino = f->ino, .dev = f->dev, .piece = index / PIECE_PAGES};
+	struct piece *p = bpf_map_lookup_elem(&pieces, &key);
+
+	if (!p) {
+		struct piece none = {};
+
+		bpf_map_update_elem(&pieces, &key, &none, BPF_NOEXIST);
+		p = bpf_map_lookup_elem(&pieces, &key);
+		if (!p)
+			return;
+	}
+	for (u32 word = 0; word < PIECE_WORDS; word++) {
+		u64 bits = bits_in(word, index % PIECE_PAGES, pages);
+
+		if (bits)
+			__sync_fetch_and_or(&p->gone[word], bits);
+	}
+}
+
+/* How many of these pages were evicted before; they are in the cache again. */
+static __always_inline u64 take_back(struct file_slot *f, u64 index, u64 pages)
+{
+	struct piece_key key = {.ino = f->ino, .dev = f->dev, .piece = index / PIECE_PAGES};
+	struct piece *p = bpf_map_lookup_elem(&pieces, &key);
+	u64 found = 0;
+
+	if (!p)
+		return 0;
+	for (u32 word = 0; word < PIECE_WORDS; word++) {
+		u64 bits = bits_in(word, index % PIECE_PAGES, pages);
+
+		if (bits)
+			found += __builtin_popcountll(__sync_fetch_and_and(&p->gone[word], ~bits) & bits);
+	}
+	return found;
+}
+
 SEC("tp_btf/mm_filemap_add_to_page_cache")
 int BPF_PROG(pagecache__add, struct folio *folio)
 {
@@ -27,9 +103,12 @@ int BPF_PROG(pagecache__add, struct folio *folio)
 			return 0;
 	}
 	u64 pages = folio_pages(folio);
+	u64 again = f->evicted_pages ? take_back(f, folio->index, pages) : 0;
 	f->cached_pages = folio->mapping->nrpages;
 	if (t) {
 		__sync_fetch_and_add(&f->added_pages, pages);
+		if (again)
+			__sync_fetch_and_add(&f->refaulted_pages, again);
 		t->file_ino = ino;
 		t->file_dev = dev;
 		file_touch(f);
@@ -48,8 +127,19 @@ int BPF_PROG(pagecache__delete, struct folio *folio)
 
 	if (!f)
 		return 0;
-	__sync_fetch_and_add(&f->evicted_pages, folio_pages(folio));
+	u64 pages = folio_pages(folio);
+	struct task_struct *task = bpf_get_current_task_btf();
 	f->cached_pages = mapping->nrpages;
+	if (!folio_is_filled(folio)) {
+		/* Readahead that a file system broke off (FUSE, when its queue is full):
+		 * nothing came from storage for these pages. */
+		__sync_fetch_and_sub(current_slot() ? &f->added_pages : &f->foreign_pages, pages);
+		return 0;
+	}
+	__sync_fetch_and_add(&f->evicted_pages, pages);
+	if (task->flags & PF_MEMALLOC)
+		__sync_fetch_and_add(&f->reclaimed_pages, pages);
+	note_gone(f, folio->index, pages);
 	return 0;
 }
 

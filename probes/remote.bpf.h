@@ -53,8 +53,28 @@ static __always_inline void remote_begin(struct remote_key *key, struct inode_fa
 		.tgid = id >> 32,
 	};
 
-	if (bpf_map_update_elem(&remotes, key, &r, BPF_ANY))
+	if (bpf_map_update_elem(&remotes, key, &r, BPF_ANY)) {
 		lose(LOST_REMOTE);
+		return;
+	}
+	struct thread_slot *t = current_slot();
+	if (!t)
+		return;
+	t->asked_what = key->what;
+	t->asked_where = key->where;
+	t->asked_offset = key->offset;
+}
+
+/* Whether the answer to the thread's last remote read is still to come. */
+static __always_inline bool is_waiting_for_answer(struct thread_slot *t)
+{
+	struct remote_key key = {
+		.what = t->asked_what,
+		.where = t->asked_where,
+		.offset = t->asked_offset,
+	};
+
+	return key.what && bpf_map_lookup_elem(&remotes, &key);
 }
 
 static __always_inline void remote_split(struct remote_request *r)

@@ -43,7 +43,8 @@ apt_need() {
     for wanted in "${missing[@]}"; do
         local found=
         for name in ${wanted//|/ }; do
-            if [ -z "$found" ] && apt-cache madison "$name" 2>/dev/null | grep -q .; then
+            # no pipe: under pipefail, a reader that stops early would make the writer's SIGPIPE a "no"
+            if [ -z "$found" ] && [ -n "$(apt-cache madison "$name" 2>/dev/null)" ]; then
                 found=$name
             fi
         done
@@ -51,7 +52,7 @@ apt_need() {
         chosen+=("$found")
     done
     logged "installing ${chosen[*]}" env DEBIAN_FRONTEND=noninteractive \
-        apt-get -q install -y --no-install-recommends "${chosen[@]}"
+        apt-get -q -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "${chosen[@]}"
 }
 
 # Under sudo, what was made inside the checkout belongs to the person who owns the checkout.

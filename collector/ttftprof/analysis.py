@@ -114,7 +114,7 @@ def _request(
     parts = circumstances.with_lazy_load(parts, known.lazy_bytes)
     end_ns = parts[-1].end_ns if parts else front.start_ns
     members = {served.server}
-    files = storage.files_of(timeline, start, members, front.start_ns, end_ns)
+    files = storage.files_of(timeline, start, members, front.start_ns, end_ns, parts)
     weights = next((f for f in files if f.is_weights), None)
     request = Request(
         id=identity,
@@ -137,6 +137,7 @@ def _request(
         gpu=tuple(gpu.uses_of(timeline, served.server, front.start_ns, end_ns)),
         verdict=_UNJUDGED,
         notes=(*_request_notes(timeline, served), *circumstances.notes_of(known)),
+        memory=storage.memory_of(timeline, served.server),
     )
     return request, known
 
@@ -166,7 +167,7 @@ def _start(timeline: Timeline, started: Started, identity: str) -> Request:
     activities = tuple(_activities(timeline, parts, critical))
     parts = gpu_parts.with_parts(timeline, parts, critical, activities)
     parts = gpu.with_eviction(timeline, parts)
-    files = storage.files_of(timeline, started.start, {process.tgid}, begin_ns, end_ns)
+    files = storage.files_of(timeline, started.start, {process.tgid}, begin_ns, end_ns, parts)
     return Request(
         id=identity,
         engine=process.facts.get("engine"),
@@ -187,6 +188,7 @@ def _start(timeline: Timeline, started: Started, identity: str) -> Request:
         mounts=tuple(storage.mounts_of(timeline, files, begin_ns, end_ns)),
         gpu=tuple(gpu.uses_of(timeline, process.tgid, begin_ns, end_ns)),
         verdict=_UNJUDGED,
+        memory=storage.memory_of(timeline, process.tgid),
     )
 
 
@@ -238,6 +240,7 @@ def _judged(
         outcome=request.outcome,
         hints=gpu.hints_of(timeline, request.phases, server),
         known=known,
+        memory=request.memory,
         until="to the first token" if request.endpoint else "until it could serve",
     )
     return replace(request, verdict=diagnosis.judge(facts, _baseline(request, everyone)))

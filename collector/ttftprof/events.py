@@ -56,6 +56,9 @@ THREAD_SLOT = np.dtype(
         ("short_count", "<u4", (WAIT_REASONS,)),
         ("samples", "<u4", (CPU_MODES,)),
         ("pad", "<u4"),
+        ("asked_what", "<u8"),
+        ("asked_where", "<u8"),
+        ("asked_offset", "<u8"),
     ]
 )
 
@@ -83,6 +86,8 @@ FILE_SLOT = np.dtype(
         ("touch_jiffies", "<u8"),
         ("readahead_asks", "<u8"),
         ("readahead_pages", "<u8"),
+        ("reclaimed_pages", "<u8"),
+        ("refaulted_pages", "<u8"),
     ]
 )
 
@@ -136,7 +141,10 @@ CONTROL = np.dtype(
 )
 
 # What the recorder keeps of the slots, a row each time one changed: the stamp, then the fields.
-_TRANSIENT = {"pad", "enter_nr", "enter_ns", "next_offset", "touch_jiffies"}
+_TRANSIENT = {
+    *("pad", "enter_nr", "enter_ns", "asked_what", "asked_where", "asked_offset"),
+    *("next_offset", "touch_jiffies"),
+}
 
 
 def _kept(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -37,6 +37,15 @@ ACTIVITIES = (
 BASES = ("observed", "inferred")
 OUTCOMES = ("ok", "error", "timeout", "cancelled", "incomplete")
 CONFIDENCES = ("high", "medium", "low")
+STORAGE_VERDICTS = (
+    "pattern",
+    "hardware or link",
+    "memory",
+    "cache worked",
+    "not storage",
+    "unknown",
+)
+RATES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +111,70 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
+    """Requests under way at once, weighed by time, over the time in which at least one was."""
+
     mean: float
     max: int
+    p50: float | None = None
+    p95: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitSplit:
+    """Where the requests for a file were while its threads waited; the parts sum to the wait.
+
+    `queue`: handed over, not yet sent. `wire`: on the wire and in the server (NFS, SMB). `server`:
+    with a daemon or server that gives no split (FUSE, 9P, Ceph). `device`: at the disk. `client`:
+    no request was under way, so the machine's own work: submitting, decrypting, a throttle; and
+    waits too short to be recorded.
+    """
+
+    queue_ns: int = 0
+    wire_ns: int = 0
+    server_ns: int = 0
+    device_ns: int = 0
+    client_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseShare:
+    """What of a file's use fell into one phase."""
+
+    phase: str
+    bytes_from_storage: int | None
+    storage_wait_ns: int
+    wait_split: WaitSplit
+
+
+@dataclass(frozen=True, slots=True)
+class PathModel:
+    """What the requests of a recording say of a storage path: rate = request size × depth /
+    latency, at most the link's rate.
+
+    `latency_ns`: of a request without its bytes' time on the link. `link_bytes_per_second`: what
+    bursts of requests got; None if nothing tells it from the latency. `read_request_bytes` and
+    `read_depth`: what 1 MiB reads in order make of the readahead in force; `read_bytes_per_second`
+    and `read_ns` are the model's for these bytes read so. None without a link's rate or readahead.
+    """
+
+    latency_ns: int
+    link_bytes_per_second: float | None
+    read_request_bytes: int | None
+    read_depth: float | None
+    read_bytes_per_second: float | None
+    read_ns: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class FileUse:
-    """What one request did with one file. `access`: mmap, read, direct, mixed."""
+    """What one request did with one file. `access`: mmap, read, direct, mixed.
+
+    `requests`: asked of the disk, server or daemon. `sequential_share`: of them, those that went on
+    where another ended. `evicted`, `reclaimed` (evicted because memory was short) and `refaulted`
+    bytes (from storage although they had been in the cache while recording ran). `rates`:
+    (moment, bytes per second until the next moment), at most `RATES` of them. `path_model`: see
+    there.
+    """
 
     path: str
     device: str | None
@@ -130,10 +196,23 @@ class FileUse:
     reads: int = 0
     mmaps: int = 0
     residency_before: float | None = None
+    requests: int | None = None
+    sequential_share: float | None = None
+    wait_split: WaitSplit | None = None
+    by_phase: tuple[PhaseShare, ...] = ()
+    evicted_bytes: int | None = None
+    reclaimed_bytes: int | None = None
+    refaulted_bytes: int | None = None
+    rates: tuple[tuple[int, float], ...] = ()
+    path_model: PathModel | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MountUse:
+    """A mount with files that a request used. `requests` and their times are those of its files;
+    queue and wire are known of NFS and SMB. `link`: the narrowest on the way to its storage, with
+    its line rate: an upper bound."""
+
     path: str
     fstype: str
     options: str
@@ -143,6 +222,18 @@ class MountUse:
     wire_ns: int | None
     total_ns: int | None
     retransmits: int | None
+    link: str | None = None
+    link_bytes_per_second: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Memory that the server may use: the machine's, and the tightest limit of its control groups
+    (`limit_of` names the group; None: no limit)."""
+
+    host_bytes: int | None
+    limit_bytes: int | None
+    limit_of: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +258,11 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`cause` is a phase or "unknown"; `share` of TTFT that phase × activity took, 0..1."""
+    """`cause` is a phase or "unknown"; `share` of TTFT that phase × activity took, 0..1.
+
+    `storage`, one of STORAGE_VERDICTS, judges the part of the weights' storage in it, whatever the
+    cause; None where nothing is known of it.
+    """
 
     cause: str
     activity: str | None
@@ -176,6 +271,7 @@ class Verdict:
     explanation: str
     actions: tuple[Action, ...] = ()
     evidence: tuple[Evidence, ...] = ()
+    storage: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +301,7 @@ class Request:
     gpu: tuple[GpuUse, ...]
     verdict: Verdict
     notes: tuple[str, ...] = ()
+    memory: MemoryUse | None = None
 
     @property
     def ttft_ns(self) -> int | None:

@@ -44,6 +44,7 @@ from ttftprof.kernel.session import ProbeSession, Settings
 from ttftprof.recording import Sink, Source
 from ttftprof.sources.gpu import Gpus
 from ttftprof.sources.libraries import LibraryMarks
+from ttftprof.sources.memory import limit_of as memory_limit
 from ttftprof.sources.mounts import (
     Mount,
     disk_of,
@@ -52,10 +53,12 @@ from ttftprof.sources.mounts import (
     mounts_of,
     open_paths,
     read_ahead_kb,
+    resolved,
 )
 from ttftprof.sources.mountstats import sample, sample_shares
 from ttftprof.sources.processes import is_alive, listening_ports, read_process
 from ttftprof.sources.requests import RequestTap, Seen
+from ttftprof.stack import path_facts
 from ttftprof.target import Target
 
 ACTIVE_NS = 20 * NS_PER_MS
@@ -150,6 +153,7 @@ class Recorder:
         self._own_mount = mount_under(str(writer.path.resolve()), mounts_of(os.getpid()))
         self._command_ended = False
         self.command_status: int | None = None  # as of waitpid(2), once it was seen to end
+        self._stacks: dict[int, dict[str, Any]] = {}  # what lies under the files of a device
         self._client_ports: set[int] = set()
         self._open: dict[tuple[int, int], bool] = {}  # counted exchanges; got a first token?
         self._tap = RequestTap(self._exchange_ended, self._exchange_moved, self._quiet)
@@ -406,6 +410,9 @@ class Recorder:
         facts = read_process(pid)
         if facts is not None:
             self.writer.add_fact("process", now_ns(), facts.as_fact())
+        limit = memory_limit(pid)
+        if limit is not None:
+            self.writer.add_fact("memory", now_ns(), {"tgid": pid, **limit.as_fact()})
         self._libraries.scan(pid)
 
     def _on_fork(self, event: Any) -> None:
@@ -447,13 +454,15 @@ class Recorder:
     def _name_file(self, key: tuple[int, int], pid: int, path: str, size_bytes: int) -> None:
         """A file's path, mount and readahead, as its process sees them."""
         self._known_files.add(key)
-        mount = mount_under(path, mounts_of(pid))
+        lies_at = resolved(pid, key, path)  # a link may lead to another mount
+        mount = mount_under(lies_at, mounts_of(pid))
         if mount:
             self._fstypes.add(mount.fstype)
         fact: dict[str, Any] = {
             "dev": key[0],
             "ino": key[1],
             "path": path,
+            "lies_at": lies_at,
             "tgid": pid,
             "size_bytes": size_bytes,
             "device": "{}:{}".format(*dev_numbers(key[0])),
@@ -463,6 +472,7 @@ class Recorder:
             "options": mount.options if mount else None,
             "read_ahead_kb": read_ahead_kb(key[0]),
         }
+        fact |= self._path_facts(key[0], lies_at, pid)
         self.writer.add_fact("file", now_ns(), fact)
         if mount and (_network(mount.fstype) or looks_like_weights(path)):
             self._warn_of_own_writes(mount)
@@ -483,6 +493,13 @@ class Recorder:
                 "-o FILE elsewhere keeps its writes apart"
             )
             self.writer.set_meta("recording_on_measured_mount", measured.point)
+
+    def _path_facts(self, dev: int, path: str, pid: int) -> dict[str, Any]:
+        """What lies under a file; the same for all files of a device, of which there may be 500."""
+        known = self._stacks.get(dev)
+        if known is None:
+            known = self._stacks[dev] = path_facts(path, pid)
+        return {name: value for name, value in known.items() if value is not None}
 
     # -- texts --------------------------------------------------------------------------------
 

@@ -96,6 +96,7 @@ class Facts(Protocol):
     @property
     def meta(self) -> dict[str, Any]: ...
     def stream(self, stream: str) -> Records: ...
+    def has_field(self, stream: str, field: str) -> bool: ...
     def facts(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]: ...
     def sources(self) -> list[Source]: ...
     def lost(self) -> dict[str, int]: ...
@@ -528,6 +529,11 @@ class Reader:
         """A whole stream as one array; empty, with this version's layout, if there is none."""
         parts = list(self.batches(stream))
         return np.concatenate(parts) if parts else np.empty(0, STREAMS[stream])
+
+    def has_field(self, stream: str, field: str) -> bool:
+        """Whether whoever wrote the recording knew a field; `stream` reads others as 0."""
+        layout = self._layouts.get(stream)
+        return layout is not None and field in (layout.names or ())
 
     def facts(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
         """(ns, fact) of one kind, oldest row first."""

@@ -118,10 +118,22 @@ def in_flight(reads: Records) -> InFlight | None:
     if not len(reads):
         return None
     stamps, depth = depths(reads)
-    spans = np.diff(stamps)
-    busy = int(spans[depth[:-1] > 0].sum())
-    mean = float((depth[:-1] * spans).sum()) / busy if busy else 1.0
-    return InFlight(mean, max(int(depth.max()), 1))
+    spans, depth = np.diff(stamps), depth[:-1]
+    under_way = depth > 0
+    busy = int(spans[under_way].sum())
+    if not busy:
+        return InFlight(1.0, 1, 1.0, 1.0)
+    mean = float((depth * spans).sum()) / busy
+    p50, p95 = _weighed(depth[under_way], spans[under_way], (0.5, 0.95))
+    return InFlight(mean, max(int(depth.max()), 1), p50, p95)
+
+
+def _weighed(values: Records, weights: Records, shares: tuple[float, ...]) -> list[float]:
+    """The values below which these shares of the weight lie."""
+    order = np.argsort(values, kind="stable")
+    upto = np.cumsum(weights[order])
+    at = np.searchsorted(upto, np.array(shares) * upto[-1])
+    return [float(values[order][min(int(i), len(order) - 1)]) for i in at]
 
 
 def sequential_share(reads: Records) -> float | None:
@@ -129,7 +141,7 @@ def sequential_share(reads: Records) -> float | None:
     if not len(reads):
         return None
     follow = 0
-    for dev, ino in {(int(r["dev"]), int(r["ino"])) for r in reads}:
+    for dev, ino in np.unique(reads[["dev", "ino"]]).tolist():
         own = on_file(reads, dev, ino)
         ends = (own["offset"].astype(np.int64) + own["asked_bytes"]).tolist()
         begins = own["offset"].tolist()
@@ -185,7 +197,8 @@ def _burst_rate(answered: Records) -> float | None:
     by_end = answered[np.argsort(answered["end_ns"], kind="stable")]
     gap = np.diff(by_end["end_ns"]).astype(np.float64)
     apart = np.abs(np.diff(by_end["start_ns"])).astype(np.float64)
-    burst = (gap > 0) & (apart < TOGETHER * gap)
+    together = by_end["start_ns"][1:] < by_end["end_ns"][:-1]
+    burst = together & (gap > 0) & (apart < TOGETHER * gap)
     if np.count_nonzero(burst) < 3:
         return None
     return float(np.median(by_end["got_bytes"][1:][burst] / gap[burst])) * 1e9

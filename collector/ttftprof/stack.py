@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ttftprof.sources.mounts import Mount, mount_under, parse_mountinfo, unescape
 
@@ -157,6 +158,35 @@ def stack_of(
 def _pick(path: str, mount_id: int | None, mounts: list[Mount]) -> Mount | None:
     by_id = next((m for m in mounts if mount_id is not None and m.mount_id == mount_id), None)
     return by_id or mount_under(path, mounts)
+
+
+def path_facts(path: str, pid: int, system: System | None = None) -> dict[str, Any]:
+    """What a recording keeps of the stack under a file; nothing where it cannot be read.
+
+    `read_ahead_kb`, `max_request_kb` (None: not known), `link` and `line_bytes_per_second` of the
+    narrowest link, `layers` from the top down.
+    """
+    system = system or System()
+    try:
+        stack = stack_of(path, pid=pid, system=system)
+    except OSError:
+        return {}
+    governing, line = stack.readahead, stack.line_rate
+    return {
+        "read_ahead_kb": governing.read_ahead_kb if governing else None,
+        "max_request_kb": _max_request_kb(governing, system),
+        "link": line[1] if line else None,
+        "line_bytes_per_second": line[0] if line else None,
+        "layers": [f"{layer.kind} {layer.name}" for layer in stack.layers()],
+    }
+
+
+def _max_request_kb(layer: Layer | None, system: System) -> int | None:
+    """The largest request of the device whose bdi the layer's is; a bdi of its own has no queue."""
+    if layer is None or layer.read_ahead_file is None:
+        return None
+    number = layer.read_ahead_file.parent.name
+    return _number(system.sysfs / "dev/block" / number / "queue/max_sectors_kb")
 
 
 def _describe(

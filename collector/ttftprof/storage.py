@@ -6,13 +6,23 @@ read past the cache: right on every file system with a page cache, whatever lies
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, field
 
 import numpy as np
 
-from ttftprof import remote
-from ttftprof.events import Kind, MmapFlag, Records, Wait, dev_numbers
-from ttftprof.model import FileUse, InFlight, MountUse, Quantiles
+from ttftprof import remote, storage_requests
+from ttftprof.events import Kind, MmapFlag, Records, dev_numbers
+from ttftprof.model import (
+    RATES,
+    FileUse,
+    MemoryUse,
+    MountUse,
+    PathModel,
+    Phase,
+    PhaseShare,
+    WaitSplit,
+)
 from ttftprof.phases import StartUp
 from ttftprof.timeline import FileFacts, Timeline, split_by
 
@@ -23,13 +33,19 @@ _READAHEAD_CALL = 0x100
 
 
 def files_of(
-    timeline: Timeline, start: StartUp | None, tgids: Iterable[int], start_ns: int, end_ns: int
+    timeline: Timeline,
+    start: StartUp | None,
+    tgids: Iterable[int],
+    start_ns: int,
+    end_ns: int,
+    phases: Sequence[Phase] = (),
 ) -> list[FileUse]:
     """Files that cost something between two moments, the weights first, then by bytes."""
     members = set(tgids)
     weights = {file.key for file in start.shards} if start else set()
+    span = _Span(timeline, members, start_ns, end_ns, phases)
     uses = [
-        _file_use(timeline, file, members, start_ns, end_ns, file.key in weights)
+        _file_use(span, file, file.key in weights)
         for file in timeline.files.values()
         if _matters(timeline, file, start, members, start_ns, end_ns)
     ]
@@ -46,7 +62,8 @@ def _matters(
 ) -> bool:
     if start and file in start.shards:
         return True
-    if file.delta("added_pages", start_ns, end_ns) or file.delta("direct_bytes", start_ns, end_ns):
+    came = ("added_pages", "direct_bytes", "reclaimed_pages")
+    if any(file.delta(counter, start_ns, end_ns) for counter in came):
         return True
     return file.is_weights and file.delta("read_bytes", start_ns, end_ns) > file.size_bytes // 10
 
@@ -61,14 +78,29 @@ def _on_file(records: Records, file: FileFacts) -> Records:
     return found
 
 
-def _file_use(
-    timeline: Timeline,
-    file: FileFacts,
-    members: set[int],
-    start_ns: int,
-    end_ns: int,
-    is_weights: bool,
-) -> FileUse:
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """What of a recording is looked at. `models`: of the paths seen so far, by device."""
+
+    timeline: Timeline
+    members: set[int]
+    start_ns: int
+    end_ns: int
+    phases: Sequence[Phase]
+    models: dict[int, PathModel | None] = field(default_factory=dict)
+
+    def model_of(self, file: FileFacts, bytes_from_storage: int) -> PathModel | None:
+        """One fit serves all shards of a path; only the bytes differ."""
+        if not bytes_from_storage:
+            return None
+        if file.dev not in self.models:
+            self.models[file.dev] = storage_requests.model_of(self.timeline, file)
+        return storage_requests.for_bytes(self.models[file.dev], bytes_from_storage)
+
+
+def _file_use(span: _Span, file: FileFacts, is_weights: bool) -> FileUse:
+    timeline, members = span.timeline, span.members
+    start_ns, end_ns = span.start_ns, span.end_ns
     page = timeline.page_bytes
     added = file.delta("added_pages", start_ns, end_ns) * page
     direct = file.delta("direct_bytes", start_ns, end_ns)
@@ -79,9 +111,12 @@ def _file_use(
     residency = residency_before(timeline, file, start_ns, end_ns)
     maps = _on_file(_within(timeline.of_kind(Kind.MMAP), start_ns, end_ns), file)
     maps = maps[(maps["flags"] & (MmapFlag.FAILED | MmapFlag.EXEC)) == 0]
-    blocks = _within(timeline.blocks_of(file), start_ns, end_ns)
-    asked = remote.on_file(timeline.remote, file.dev, file.ino)
-    asked = remote.begun_within(asked, start_ns, end_ns)
+    asked = storage_requests.of_file(timeline, file, start_ns, end_ns)
+    counted_leaving = counts and timeline.counts_refaults
+
+    def grew(counter: str) -> int | None:
+        return file.delta(counter, start_ns, end_ns) * page if counted_leaving else None
+
     return FileUse(
         path=file.path,
         device="{}:{}".format(*dev_numbers(file.dev)),
@@ -97,15 +132,78 @@ def _file_use(
         minor_faults=_minor_faults(timeline, file, members, start_ns, end_ns),
         storage_wait_ns=storage_wait_ns(timeline, file, start_ns, end_ns),
         bytes_per_second=_rate(file, from_storage, page, start_ns, end_ns),
-        request_size_bytes=_sizes(blocks) or remote.sizes(asked),
-        in_flight=_in_flight(blocks) or remote.in_flight(asked),
+        request_size_bytes=remote.sizes(asked),
+        in_flight=remote.in_flight(asked),
         access=_access(read, direct, len(maps) > 0),
         advice=_advice(timeline, file, members, start_ns, end_ns),
         is_weights=is_weights,
         reads=file.delta("reads", start_ns, end_ns),
         mmaps=len(maps),
         residency_before=residency,
+        requests=len(asked) if len(asked) or not from_storage else None,
+        sequential_share=remote.sequential_share(asked),
+        wait_split=storage_requests.wait_split(timeline, file, asked, start_ns, end_ns),
+        by_phase=tuple(_by_phase(span, file, asked, counts)),
+        evicted_bytes=grew("evicted_pages"),
+        reclaimed_bytes=grew("reclaimed_pages"),
+        refaulted_bytes=grew("refaulted_pages"),
+        rates=_rates(file, asked, page, start_ns, end_ns),
+        path_model=span.model_of(file, from_storage),
     )
+
+
+def _by_phase(span: _Span, file: FileFacts, asked: Records, counts: bool) -> list[PhaseShare]:
+    """The phases in which something of the file came or was waited for, in order of time."""
+    found: dict[str, list[Phase]] = {}
+    for phase in span.phases:
+        found.setdefault(phase.phase, []).append(phase)
+    shares = [
+        _share(span.timeline, file, asked, name, parts, counts) for name, parts in found.items()
+    ]
+    return [s for s in shares if s.bytes_from_storage or s.storage_wait_ns]
+
+
+def _share(
+    timeline: Timeline,
+    file: FileFacts,
+    asked: Records,
+    name: str,
+    parts: Sequence[Phase],
+    counts: bool,
+) -> PhaseShare:
+    page, came, split = timeline.page_bytes, 0, WaitSplit()
+    for part in parts:
+        came += file.delta("added_pages", part.start_ns, part.end_ns) * page
+        came += file.delta("direct_bytes", part.start_ns, part.end_ns)
+        more = storage_requests.wait_split(timeline, file, asked, part.start_ns, part.end_ns)
+        split = WaitSplit(*(a + b for a, b in zip(astuple(split), astuple(more), strict=True)))
+    return PhaseShare(name, came if counts else None, sum(astuple(split)), split)
+
+
+def _rates(
+    file: FileFacts, asked: Records, page: int, start_ns: int, end_ns: int
+) -> tuple[tuple[int, float], ...]:
+    """(moment, bytes per second until the next), from the first byte to the last; then 0.
+
+    By the answers to requests, if there are any; pages enter the cache when they are asked for.
+    """
+    if len(asked):
+        answered = asked[np.argsort(asked["end_ns"], kind="stable")]
+        stamps = np.concatenate([[int(asked["start_ns"].min())], answered["end_ns"]])
+        total = np.concatenate([[0], np.cumsum(answered["got_bytes"])])
+    else:
+        rows = file.rows[(file.rows["ns"] >= start_ns) & (file.rows["ns"] <= end_ns)]
+        total = rows["added_pages"].astype(np.float64) * page + rows["direct_bytes"]
+        stamps = rows["ns"].astype(np.int64)
+    moved = np.flatnonzero(np.diff(total) > 0)
+    if not len(moved):
+        return ()
+    first, last = int(stamps[moved[0]]), int(stamps[moved[-1] + 1])
+    edges = np.linspace(first, last, min(RATES, len(moved) + 1)).astype(np.int64)
+    grown = np.diff(np.interp(edges, stamps, total))
+    spans = np.maximum(np.diff(edges), 1) / 1e9
+    rates = [*(grown / spans).tolist(), 0.0]
+    return tuple(zip(edges.tolist(), rates, strict=True))
 
 
 def residency_before(
@@ -183,11 +281,8 @@ def counted(timeline: Timeline, members: set[int], counter: str, start_ns: int, 
 
 def storage_wait_ns(timeline: Timeline, file: FileFacts, start_ns: int, end_ns: int) -> int:
     """Time that threads waited for pages of this file (several at once count several times)."""
-    waits = timeline.of_kind(Kind.OFFCPU)
-    mine = _on_file(waits[waits["flags"] == Wait.STORAGE], file)
-    begin = np.maximum(mine["start_ns"].astype(np.int64), start_ns)
-    end = np.minimum((mine["start_ns"] + mine["duration_ns"]).astype(np.int64), end_ns)
-    recorded = int(np.maximum(end - begin, 0).sum())
+    waits = storage_requests.waits_for(timeline, file, start_ns, end_ns)
+    recorded = int((waits[:, 1] - waits[:, 0]).sum())
     return recorded + file.delta("short_wait_ns", start_ns, end_ns)
 
 
@@ -209,29 +304,6 @@ def _rate(
     first = int(stamps[grew[0] - 1]) if grew[0] else max(start_ns, int(rows["since_ns"][0]))
     spent = int(stamps[grew[-1]]) - first
     return from_storage / spent * 1e9 if spent > 0 else None
-
-
-def _sizes(blocks: Records) -> Quantiles | None:
-    if not len(blocks):
-        return None
-    p50, p95 = np.percentile(blocks["a"].astype(np.float64), [50, 95])
-    return Quantiles(float(p50), float(p95))
-
-
-def _in_flight(blocks: Records) -> InFlight | None:
-    """Requests under way, averaged over the time in which at least one was."""
-    if not len(blocks):
-        return None
-    begin = blocks["start_ns"].astype(np.int64)
-    end = begin + blocks["duration_ns"].astype(np.int64)
-    stamps = np.concatenate([begin, end])
-    steps = np.concatenate([np.ones(len(begin)), -np.ones(len(end))])
-    order = np.argsort(stamps, kind="stable")
-    depth = np.cumsum(steps[order])[:-1]
-    spans = np.diff(stamps[order])
-    busy = float(spans[depth > 0].sum())
-    mean = float((depth * spans).sum()) / busy if busy else 1.0
-    return InFlight(mean, int(blocks["flags"].max()))
 
 
 def _access(read: int, direct: int, mapped: bool) -> str | None:
@@ -290,8 +362,7 @@ def mounts_of(
 
 def _mount_use(timeline: Timeline, mount: str, start_ns: int, end_ns: int) -> MountUse:
     files = [f for f in timeline.files.values() if f.mount == mount]
-    asked = timeline.remote[np.isin(timeline.remote["dev"], [f.dev for f in files])]
-    asked = remote.begun_within(asked, start_ns, end_ns)
+    asked = np.concatenate([storage_requests.of_file(timeline, f, start_ns, end_ns) for f in files])
     facts = next((f for f in files if f.read_ahead_kb is not None), files[0])
     totals = remote.totals(asked) if len(asked) else dict.fromkeys(remote.TOTALS)
     return MountUse(
@@ -299,5 +370,21 @@ def _mount_use(timeline: Timeline, mount: str, start_ns: int, end_ns: int) -> Mo
         fstype=facts.fstype or "?",
         options=facts.options or "",
         read_ahead_kb=facts.read_ahead_kb,
+        link=facts.link,
+        link_bytes_per_second=facts.line_bytes_per_second,
         **totals,
     )
+
+
+def memory_of(timeline: Timeline, tgid: int) -> MemoryUse | None:
+    """What a process may use of the machine's memory; None if the recording says nothing of it."""
+    host = _positive((timeline.meta.get("host") or {}).get("memory_bytes"))
+    mine = [fact for fact in timeline.memory if fact.get("tgid") == tgid]
+    limit = _positive(mine[-1].get("limit_bytes")) if mine else None
+    if host is None and limit is None:
+        return None
+    return MemoryUse(host, limit, str(mine[-1].get("group")) if limit else None)
+
+
+def _positive(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None

@@ -152,6 +152,9 @@ class FileFacts:
     read_ahead_kb: int | None
     rows: Records
     is_weights: bool
+    max_request_kb: int | None = None
+    line_bytes_per_second: float | None = None  # of the narrowest link to its storage
+    link: str | None = None
 
     @property
     def key(self) -> tuple[int, int]:
@@ -198,6 +201,8 @@ class Timeline:
     remote: Records  # reads asked of servers and daemons, `remote.READ`
     mounts: Mapping[str, MountStats]  # growth of the kernel's NFS counters, by mount point
     gpu: GpuFacts
+    counts_refaults: bool  # whether the recorder that wrote it counted what left the cache and why
+    memory: Sequence[Mapping[str, Any]]  # limits of control groups, as recorded
     _calls_of: dict[tuple[int, str | None], list[Call]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -297,6 +302,8 @@ def _build(reader: Facts) -> Timeline:
         thread_rows={tgid: rows for (tgid,), rows in split_by(threads, "tgid").items()},
         remote=remote.reads_of(by_kind),
         mounts=remote.mounts_growth(fact for _, fact in reader.facts("mountstats")),
+        counts_refaults=reader.has_field("files", "refaulted_pages"),
+        memory=tuple(fact for _, fact in reader.facts("memory")),
         gpu=gpu_facts.read(reader, by_kind),
     )
 
@@ -647,8 +654,16 @@ def _files(reader: Facts, looks: Ints, end_ns: int) -> dict[tuple[int, int], Fil
             read_ahead_kb=fact.get("read_ahead_kb"),
             rows=_with_holds(own, looks, end_ns),
             is_weights=looks_like_weights(path),
+            max_request_kb=_whole(fact.get("max_request_kb")),
+            line_bytes_per_second=_rate(fact.get("line_bytes_per_second")),
+            link=None if fact.get("link") is None else str(fact["link"]),
         )
     return found
+
+
+def _rate(value: Any) -> float | None:
+    fits = isinstance(value, (int, float)) and 0 < value < 1e18
+    return float(value) if fits else None
 
 
 def _with_holds(rows: Records, looks: Ints, end_ns: int) -> Records:

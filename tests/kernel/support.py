@@ -82,3 +82,29 @@ def recording(path: Path, *arguments: str) -> Iterator[Recording]:
         if started.process.poll() is None:
             started.process.kill()
             started.process.communicate()
+
+
+def recorded_script(
+    script: str, path: Path, *arguments: object, group: Path | None = None
+) -> Recording:
+    """The recording of a Python program that begins at a line on its input, says a line when it is
+    done, and stays. `group`: a control group (v1) to put it in before."""
+    program = subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert program.stdin
+    assert program.stdout
+    try:
+        if group is not None:
+            (group / "tasks").write_text(str(program.pid))
+        with recording(path, "--pid", str(program.pid)) as seen:
+            program.stdin.write("go\n")
+            program.stdin.flush()
+            assert program.stdout.readline() == "done\n"
+    finally:
+        program.kill()
+        program.communicate()
+    return seen

@@ -101,9 +101,16 @@ def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def mounted(binary: Path, point: Path, *more: int) -> Iterator[Daemon]:
+def mounted(
+    binary: Path,
+    point: Path,
+    *more: int,
+    size_bytes: int = SIZE_BYTES,
+    delay_us: int = DELAY_US,
+    rate: int = BYTES_PER_SECOND,
+) -> Iterator[Daemon]:
     point.mkdir(exist_ok=True)
-    arguments = [str(n) for n in (SIZE_BYTES, DELAY_US, BYTES_PER_SECOND, *more)]
+    arguments = [str(n) for n in (size_bytes, delay_us, rate, *more)]
     process = subprocess.Popen(
         [str(binary), str(point), *arguments],
         stdin=subprocess.PIPE,

@@ -15,15 +15,19 @@ from ttftprof.model import (
     CONFIDENCES,
     OUTCOMES,
     PHASES,
+    STORAGE_VERDICTS,
     Action,
     Activity,
     Evidence,
     FileUse,
     GpuUse,
     InFlight,
+    MemoryUse,
     MountUse,
     Overhead,
+    PathModel,
     Phase,
+    PhaseShare,
     ProbeCost,
     Quantiles,
     Report,
@@ -31,6 +35,7 @@ from ttftprof.model import (
     Series,
     SourceState,
     Verdict,
+    WaitSplit,
 )
 
 MS = 1_000_000
@@ -395,6 +400,20 @@ def _partition(
     return [(draw(st.sampled_from(names)), a, b) for a, b in pairwise(edges)]
 
 
+_NS = st.integers(0, 10**13)
+_SPLITS = st.builds(WaitSplit, _NS, _NS, _NS, _NS, _NS)
+_SHARES_OF_PHASES = st.builds(PhaseShare, st.sampled_from(PHASES), _COUNTS, _NS, _SPLITS)
+_MODELS = st.builds(
+    PathModel,
+    _NS,
+    st.none() | st.floats(1, 1e12),
+    _COUNTS,
+    st.none() | st.floats(0, 1e4),
+    st.none() | st.floats(1, 1e12),
+    _COUNTS,
+)
+
+
 @st.composite
 def _files(draw: st.DrawFn) -> FileUse:
     return weights(
@@ -413,6 +432,15 @@ def _files(draw: st.DrawFn) -> FileUse:
         access=draw(st.sampled_from([None, "mmap", "read", "direct", "mixed"])),
         is_weights=draw(st.booleans()),
         residency_before=draw(_SHARES),
+        requests=draw(_COUNTS),
+        sequential_share=draw(_SHARES),
+        wait_split=draw(st.none() | _SPLITS),
+        by_phase=tuple(draw(st.lists(_SHARES_OF_PHASES, max_size=3))),
+        evicted_bytes=draw(_COUNTS),
+        reclaimed_bytes=draw(_COUNTS),
+        refaulted_bytes=draw(_COUNTS),
+        rates=tuple(draw(st.lists(st.tuples(_NS, st.floats(0, 1e13)), max_size=3))),
+        path_model=draw(st.none() | _MODELS),
     )
 
 
@@ -466,8 +494,10 @@ def _requests(draw: st.DrawFn) -> Request:
             draw(st.sampled_from(CONFIDENCES)),
             draw(_NAMES),
             tuple(draw(st.lists(st.builds(Action, _NAMES, _COUNTS, _NAMES), max_size=2))),
+            storage=draw(st.none() | st.sampled_from(STORAGE_VERDICTS)),
         ),
         notes=tuple(draw(st.lists(_NAMES, max_size=2))),
+        memory=draw(st.none() | st.builds(MemoryUse, _COUNTS, _COUNTS, st.none() | _NAMES)),
     )
 
 

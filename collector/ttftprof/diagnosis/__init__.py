@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 from ttftprof.diagnosis.phase_rules import LEADING_RULES, PHASE_RULES
 from ttftprof.diagnosis.rules import Blamed, Facts, Rule, seconds
-from ttftprof.diagnosis.storage_rules import STORAGE_RULES
+from ttftprof.diagnosis.storage_rules import ACQUITTALS, STORAGE_RULES
 from ttftprof.model import CONFIDENCES, Phase, Request, Verdict
 
 __all__ = ["NOISE_NS", "NOISE_SHARE", "RULES", "Facts", "first_that_grew", "judge", "noise_ns"]
 
 # All that apply add to the verdict, in this order: the first action is the first rule's.
-RULES: tuple[Rule, ...] = (*LEADING_RULES, *STORAGE_RULES, *PHASE_RULES)
+RULES: tuple[Rule, ...] = (*LEADING_RULES, *STORAGE_RULES, *PHASE_RULES, *ACQUITTALS)
 
 # Growth that counts: more than this share of the baseline's TTFT and than this time.
 NOISE_SHARE = 0.10
@@ -87,6 +87,7 @@ def judge(facts: Facts, baseline: Request | None) -> Verdict:
             *(action for found in findings for action in found.actions),
         ),
         evidence=tuple(item for found in findings for item in found.evidence),
+        storage=next((found.storage for found in findings if found.storage), None),
     )
 
 

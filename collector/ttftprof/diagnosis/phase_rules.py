@@ -173,17 +173,6 @@ def _imports(blamed: Blamed) -> Finding:
 # -- load -----------------------------------------------------------------------------------------
 
 
-def _storage_acquitted(blamed: Blamed) -> Finding | None:
-    weights = blamed.weights
-    if weights is None or weights.bytes_from_storage != 0:
-        return None
-    return Finding(
-        "Storage is not to blame: not one byte of the weights came from it.",
-        (),
-        (Evidence("files", "bytes of the weights from storage", 0, "bytes"),),
-    )
-
-
 def _mapped_page_by_page(blamed: Blamed) -> Finding | None:
     weights = blamed.weights
     if weights is None or weights.access != "mmap":
@@ -316,7 +305,6 @@ PHASE_RULES: tuple[Rule, ...] = (
     rule("fits twice", _fits_twice, "launch"),
     rule("asks helpers", _asks_helpers, "launch"),
     rule("imports", _imports, "launch", "cpu fault"),
-    rule("storage acquitted", _storage_acquitted, "load", _NOT_STORAGE),
     rule("mapped page by page", _mapped_page_by_page, "load", "fault"),
     rule("init", _init, "init", _NOT_STORAGE),
     rule("front polls", _front_polls, "ready_gap", _NOT_STORAGE),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ttftprof.circumstances import Circumstances
 from ttftprof.gpu import Hint
-from ttftprof.model import Action, Activity, Evidence, FileUse, MountUse, Phase
+from ttftprof.model import Action, Activity, Evidence, FileUse, MemoryUse, MountUse, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,7 @@ class Facts:
     until: str = "to the first token"
     hints: Sequence[Hint] = ()
     known: Circumstances = field(default_factory=Circumstances)
+    memory: MemoryUse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +62,15 @@ class Blamed:
 class Finding:
     """What one rule adds to a verdict. `says`: sentences, each with its full stop.
 
-    `at_most`: how sure a verdict can be that rests on this (None: no limit).
+    `at_most`: how sure a verdict can be that rests on this (None: no limit). `storage`: what it
+    says of the part of storage, one of STORAGE_VERDICTS.
     """
 
     says: str = ""
     actions: tuple[Action, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     at_most: str | None = None
+    storage: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

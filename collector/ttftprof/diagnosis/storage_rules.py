@@ -1,13 +1,13 @@
-"""Rules on waiting for storage: what the requests looked like, what would make them fewer."""
+"""Rules on storage: convicted where it is what was waited for, else acquitted if it can be."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from ttftprof.diagnosis.rules import Blamed, Finding, Rule, rule
-from ttftprof.model import Action, FileUse
+from ttftprof.model import ACTIVITIES, Evidence, FileUse
+from ttftprof.storage_cause import StorageCause, acquit, convict
 
-WHOLE_PATTERN_BYTES = 1 << 20  # a request of this size costs storage about one latency
+_SUSPECTED = ("load", "init", "prefill")
+_NOT_STORAGE = " ".join(a for a in ACTIVITIES if a != "storage_wait")
 
 
 def _figures(blamed: Blamed) -> Finding | None:
@@ -25,50 +25,47 @@ def _figures(blamed: Blamed) -> Finding | None:
     return Finding(text + ".")
 
 
-def _requests_too_small(blamed: Blamed) -> Finding | None:
-    return Finding(actions=tuple(_pattern_actions(blamed)))
+def _convicted(blamed: Blamed) -> Finding | None:
+    facts = blamed.facts
+    return _finding(blamed, convict(facts.files, facts.mounts, facts.memory, blamed.cell_ns))
 
 
-def _pattern_actions(blamed: Blamed) -> Iterator[Action]:
-    weights, waited = blamed.weights, blamed.cell_ns
-    if weights is None:
-        return
-    if any("RANDOM" in a for a in weights.advice):
-        yield Action(
-            "the server told the kernel to expect random access, which switches readahead off: "
-            "turn off its NUMA option, or load without mmap (llama-server: --no-mmap)",
-            _gain_of_bigger_requests(weights, waited),
-            "record again: the median request size should grow",
-        )
-    elif weights.access == "mmap" and _small_requests(weights):
-        yield Action(
-            "load without mmap (llama-server: --no-mmap), or raise read_ahead_kb of the mount",
-            _gain_of_bigger_requests(weights, waited),
-            "record again: bigger requests, more of them under way",
-        )
-    yield Action(
-        "keep the weights in the page cache (enough memory; read the file once after boot), or "
-        "on faster storage",
-        waited,
-        "switch back and forth: the second switch should show 0 bytes from storage",
-    )
+def _acquitted(blamed: Blamed) -> Finding | None:
+    """In words only where storage may be suspected."""
+    facts = blamed.facts
+    waited_ns = sum(row.get("storage_wait", 0) for row in facts.table.values())
+    cause = acquit(facts.files, waited_ns, facts.ttft_ns)
+    if cause is None or blamed.phase in _SUSPECTED:
+        return _finding(blamed, cause)
+    return Finding(storage=cause.kind)
 
 
-def _small_requests(weights: FileUse) -> bool:
-    sizes = weights.request_size_bytes
-    return sizes is not None and sizes.p50 < WHOLE_PATTERN_BYTES / 4
-
-
-def _gain_of_bigger_requests(weights: FileUse, waited_ns: int) -> int | None:
-    """rate = request size × depth / latency: with the latency unchanged, requests of 1 MiB would
-    need that many times fewer waits."""
-    sizes = weights.request_size_bytes
-    if sizes is None or not sizes.p50 or sizes.p50 >= WHOLE_PATTERN_BYTES:
+def _finding(blamed: Blamed, cause: StorageCause | None) -> Finding | None:
+    if cause is None:
         return None
-    return round(waited_ns * (1 - sizes.p50 / WHOLE_PATTERN_BYTES))
+    evidence = _evidence(blamed.weights) if blamed.weights else ()
+    return Finding(cause.says, cause.actions, evidence, storage=cause.kind)
+
+
+def _evidence(weights: FileUse) -> tuple[Evidence, ...]:
+    """What is known of: bytes and rate, the requests, the path they took, what left the cache."""
+    model, sizes, depth = weights.path_model, weights.request_size_bytes, weights.in_flight
+    found = (
+        ("files", "bytes of the weights from storage", weights.bytes_from_storage, "bytes"),
+        ("files", "rate at which they came", weights.bytes_per_second, "bytes/s"),
+        ("requests", "median size of a request", sizes.p50 if sizes else None, "bytes"),
+        ("requests", "requests under way at once, mean", depth.mean if depth else None, ""),
+        ("model", "latency of a request", model.latency_ns if model else None, "ns"),
+        ("model", "rate of the link", model.link_bytes_per_second if model else None, "bytes/s"),
+        ("model", "the same bytes by 1 MiB reads", model.read_ns if model else None, "ns"),
+        ("files", "had been in the page cache before", weights.refaulted_bytes or None, "bytes"),
+    )
+    return tuple(Evidence(*each) for each in found if each[2] is not None)
 
 
 STORAGE_RULES: tuple[Rule, ...] = (
     rule("storage figures", _figures, activities="storage_wait"),
-    rule("request pattern", _requests_too_small, activities="storage_wait"),
+    rule("storage convicted", _convicted, activities="storage_wait"),
 )
+# Said last: what is to blame comes first.
+ACQUITTALS: tuple[Rule, ...] = (rule("storage acquitted", _acquitted, activities=_NOT_STORAGE),)

@@ -100,6 +100,7 @@ def _request(request: Request) -> dict[str, Any]:
         "gpu": [asdict(gpu) for gpu in request.gpu],
         "verdict": asdict(request.verdict),
         "notes": request.notes,
+        "memory": asdict(request.memory) if request.memory else None,
     }
 
 

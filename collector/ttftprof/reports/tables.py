@@ -157,11 +157,45 @@ def files(used: Sequence[FileUse], width: int) -> Iterator[Table]:
         Column("in flight\nmean / max", [_in_flight(f.in_flight) for f in used]),
         Column("major\nfaults", [scale.count(f.major_faults) for f in used]),
         Column("minor\nfaults", [scale.count(f.minor_faults) for f in used]),
+        *(
+            Column(title, [scale.size(getattr(f, name)) for f in used])
+            for title, name in _LEAVING
+            if any(getattr(f, name) for f in used)
+        ),
     ]
     if any(f.advice for f in used):
         advice = [clip(", ".join(map(plain, f.advice)), name_width) for f in used]
         columns.append(Column("advice", advice, right=False))
     yield from banded(first, columns, width)
+
+
+_LEAVING = (("evicted", "evicted_bytes"), ("refaulted", "refaulted_bytes"))
+_SPLIT = (
+    ("queue", "queue_ns"),
+    ("wire +\nserver", "wire_ns"),
+    ("server", "server_ns"),
+    ("device", "device_ns"),
+    ("client", "client_ns"),
+)
+
+
+def storage_waits(used: Sequence[FileUse], width: int) -> Iterator[Table]:
+    """Where the requests were while threads waited, by file and phase; nothing if none waited.
+    Columns in which nothing was waited for are left out."""
+    rows = [(f, share) for f in used for share in f.by_phase if share.storage_wait_ns]
+    if not rows:
+        return
+    name_width = max(width // 4, 20)
+    names = [f"{clip_path(plain(f.path), name_width - 10)} {share.phase}" for f, share in rows]
+    columns = [
+        Column("from\nstorage", [scale.size(share.bytes_from_storage) for _, share in rows]),
+        Column("storage\nwait", [scale.duration(share.storage_wait_ns) for _, share in rows]),
+    ]
+    for title, name in _SPLIT:
+        spent = [getattr(share.wait_split, name) for _, share in rows]
+        if any(spent):
+            columns.append(Column(title, list(map(scale.duration, spent))))
+    yield from banded(Column("waited for, in", names, right=False), columns, width)
 
 
 def mounts(used: Sequence[MountUse], width: int) -> Iterator[Table]:

@@ -291,6 +291,10 @@ def _print_files(page: Page, used: Sequence[FileUse], everything: bool) -> None:
     shown = ordered if everything else ordered[:_FILE_ROWS]
     page.gap()
     page.add(*tables.files(shown, page.width))
+    waits = list(tables.storage_waits(shown, page.width))
+    if waits:
+        page.gap()
+        page.add(*waits)
     rest = ordered[len(shown) :]
     if rest:
         read = _known_sum(f.bytes_from_storage for f in rest)
@@ -304,7 +308,8 @@ def _known_sum(values: Iterable[int | None]) -> int | None:
 
 def _print_verdict(page: Page, verdict: Verdict) -> None:
     confidence = f"confidence {plain(verdict.confidence, 20)}"
-    page.add_text(f"verdict: {plain(words.cause(verdict), 60)}, {confidence}", _BOLD)
+    storage = f", storage: {plain(verdict.storage, 20)}" if verdict.storage else ""
+    page.add_text(f"verdict: {plain(words.cause(verdict), 60)}{storage}, {confidence}", _BOLD)
     if verdict.explanation:
         page.add_text(plain(verdict.explanation), indent=2)
     for number, action in enumerate(verdict.actions, start=1):

@@ -149,3 +149,22 @@ def open_paths(pid: int, proc: Path = PROC) -> dict[int, list[str]]:
         except OSError:
             continue
     return found
+
+
+def resolved(pid: int, key: tuple[int, int], path: str, proc: Path = PROC) -> str:
+    """Where a file that a process has open or mapped lies, links followed, as the process sees it.
+
+    `key` is its (kernel dev, inode), `path` what it was opened by: given back where nothing better
+    is known, because the process has closed it or is gone.
+    """
+    mapped = mapped_paths(pid, proc).get(key)
+    if mapped is not None:
+        return mapped
+    candidates = open_paths(pid, proc).get(key[1], [])
+    if candidates:
+        return path if path in candidates else candidates[0]
+    try:
+        same_root = (proc / str(pid) / "root").samefile("/")
+    except OSError:
+        same_root = False
+    return os.path.realpath(path) if same_root else path

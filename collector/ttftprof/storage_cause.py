@@ -1,0 +1,331 @@
+"""Storage convicted or acquitted, from what one request did with its weights.
+
+Pure. A gain is what the model of the path gives, rate = request size × depth / latency (see
+`PathModel`), whose figures come from the recording itself; where they are not known, none is
+promised. No readahead is recommended: the model names one, `ttftprof storage` measures it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ttftprof.model import Action, FileUse, MemoryUse, MountUse, PathModel
+from ttftprof.reports import scale
+
+BETTER = 1.25  # the least gain worth advice
+REACHED = 0.8  # of a link's rate: what protocol headers leave
+TAKES_PART = 0.1  # share of the wait from which storage is no longer acquitted
+THRASHED = 0.1  # share of the bytes that had been in the cache already
+FEW = 2.0  # requests under way at once that leave a path idle between them
+SMALL_BYTES = 256 << 10
+IN_ORDER = 0.5  # share of requests that go on where another ended, from which reading is in order
+
+
+@dataclass(frozen=True, slots=True)
+class StorageCause:
+    """`kind` is one of STORAGE_VERDICTS; `says`: sentences, or nothing."""
+
+    kind: str
+    says: str = ""
+    actions: tuple[Action, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """What a verdict is drawn from: the weights (all shards together) and their way."""
+
+    weights: FileUse
+    mount: MountUse | None
+    memory: MemoryUse | None
+    bytes: int
+    refaulted: int
+    size_bytes: int
+    spent_ns: int | None  # in which the bytes came
+    waited_ns: int  # of the blamed cell
+
+    @property
+    def model(self) -> PathModel | None:
+        return self.weights.path_model
+
+    @property
+    def rate(self) -> float | None:
+        return self.bytes / self.spent_ns * 1e9 if self.spent_ns else None
+
+    @property
+    def read_ns(self) -> int | None:
+        """What the model gives for all bytes by 1 MiB reads in order."""
+        rate = self.model.read_bytes_per_second if self.model else None
+        return round(self.bytes / rate * 1e9) if rate else None
+
+    @property
+    def link(self) -> float | None:
+        """The most the path gives: what bursts got, else the line rate of its link."""
+        if self.model and self.model.link_bytes_per_second:
+            return self.model.link_bytes_per_second
+        return self.mount.link_bytes_per_second if self.mount else None
+
+    @property
+    def is_random(self) -> bool:
+        return any("RANDOM" in advice for advice in self.weights.advice)
+
+    def gain_ns(self, then_ns: float | None) -> int | None:
+        """Waiting that is left out if the bytes came within `then_ns`."""
+        if then_ns is None or self.spent_ns is None:
+            return None
+        return max(min(self.waited_ns, round(self.spent_ns - then_ns)), 0)
+
+
+def weights_of(files: Sequence[FileUse]) -> FileUse | None:
+    """The file that a load is about: the weights, else the one that most came of."""
+    return next((f for f in files if f.is_weights), files[0] if files else None)
+
+
+def convict(
+    files: Sequence[FileUse],
+    mounts: Sequence[MountUse],
+    memory: MemoryUse | None,
+    waited_ns: int,
+) -> StorageCause | None:
+    """Why storage was waited for, `waited_ns` in the phase to blame; None without a file."""
+    load = _load(files, mounts, memory, waited_ns)
+    if load is None:
+        return None
+    for find in (_memory, _pattern, _readahead, _link):
+        found = find(load)
+        if found is not None:
+            return StorageCause(found.kind, found.says, (*found.actions, *_keep_cached(load)))
+    return StorageCause("unknown", "", tuple(_keep_cached(load)))
+
+
+def acquit(files: Sequence[FileUse], waited_ns: int, whole_ns: int) -> StorageCause | None:
+    """Why storage is not to blame, where something else is; `waited_ns` of `whole_ns` was spent
+    waiting for it. None where that is not known, or it took too large a part."""
+    weights = weights_of(files)
+    if weights is None or not weights.is_weights or not whole_ns:
+        return None
+    if weights.bytes_from_storage is None:
+        return None
+    if not weights.bytes_from_storage:
+        return StorageCause(
+            "cache worked",
+            "Storage is not to blame: not one byte of the weights came from it.",
+        )
+    if waited_ns >= TAKES_PART * whole_ns:
+        return StorageCause("unknown")
+    came = f"{scale.size(weights.bytes_from_storage)} came from it"
+    if weights.bytes_per_second:
+        came += f" at {scale.rate(weights.bytes_per_second)}"
+    waited = f"{scale.duration(waited_ns)} of {scale.duration(whole_ns)}"
+    return StorageCause(
+        "not storage", f"Storage is not to blame: {came}, and only {waited} was waiting for it."
+    )
+
+
+def _load(
+    files: Sequence[FileUse],
+    mounts: Sequence[MountUse],
+    memory: MemoryUse | None,
+    waited_ns: int,
+) -> _Load | None:
+    weights = weights_of(files)
+    if weights is None or not weights.bytes_from_storage:
+        return None
+    shards = [f for f in files if f.is_weights] or [weights]
+    rates = [(f.bytes_from_storage or 0, f.bytes_per_second) for f in shards]
+    known = all(rate for came, rate in rates if came)
+    return _Load(
+        weights=weights,
+        mount=next((m for m in mounts if m.path == weights.mount), None),
+        memory=memory,
+        bytes=sum(came for came, _ in rates),
+        refaulted=sum(f.refaulted_bytes or 0 for f in shards),
+        size_bytes=sum(f.size_bytes for f in shards),
+        spent_ns=round(sum(came / rate for came, rate in rates if rate) * 1e9) if known else None,
+        waited_ns=waited_ns,
+    )
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def _memory(load: _Load) -> StorageCause | None:
+    if load.refaulted < max(THRASHED * load.bytes, 1 << 20):
+        return None
+    share = load.refaulted / load.bytes
+    allowed = _allowed(load.memory)
+    says = (
+        f"{scale.size(load.refaulted)} of these bytes had been in the page cache while recording "
+        f"ran, and were evicted{'' if not load.weights.reclaimed_bytes else ' for want of memory'}"
+        f"{f' ({allowed})' if allowed else ''}."
+    )
+    change = (
+        f"make room for the cache of both models ({scale.size(load.size_bytes)} for this one"
+        f"{f'; {allowed}' if allowed else ''}), or load without keeping a copy in the cache "
+        "(O_DIRECT, where the server has it)"
+    )
+    verify = "switch back and forth under ttftprof record: no bytes should be refaulted"
+    gain = round(load.waited_ns * min(share, 1.0))
+    return StorageCause("memory", says, (Action(change, gain, verify),))
+
+
+def _allowed(memory: MemoryUse | None) -> str:
+    if memory is None:
+        return ""
+    if memory.limit_bytes is not None:
+        return f"the control group {memory.limit_of} may use {scale.size(memory.limit_bytes)}"
+    if memory.host_bytes is not None:
+        return f"the machine has {scale.size(memory.host_bytes)}"
+    return ""
+
+
+def _fits(load: _Load) -> bool:
+    """Whether the weights can stay in the cache; taken for granted where nothing is known."""
+    memory = load.memory
+    known = [b for b in (memory.limit_bytes, memory.host_bytes) if b] if memory else []
+    return not known or load.size_bytes < min(known)
+
+
+def _keep_cached(load: _Load) -> list[Action]:
+    if load.weights.access == "direct" or not _fits(load):
+        return []
+    return [
+        Action(
+            "keep the weights in the page cache (enough memory; read the file once after boot), or "
+            "on faster storage",
+            load.waited_ns,
+            "switch back and forth: the second switch should show 0 bytes from storage",
+        )
+    ]
+
+
+# -- pattern ---------------------------------------------------------------------------------------
+
+
+def _pattern(load: _Load) -> StorageCause | None:
+    """Few small requests where 1 MiB reads in order would have had more under way."""
+    use, spent_ns, read_ns = load.weights, load.spent_ns, load.read_ns
+    if spent_ns is not None and read_ns is not None:
+        led_astray = load.is_random or _jumps(use) or use.access != "read"
+        guilty = spent_ns >= BETTER * read_ns and led_astray
+    else:
+        guilty = load.is_random or (use.access == "mmap" and _few_and_small(use))
+    if not guilty:
+        return None
+    says = f"{_why_slow(load)}{_present_model(load)}{_read_model(load)}"
+    return StorageCause("pattern", says, (_read_in_order(load),))
+
+
+def _jumps(use: FileUse) -> bool:
+    return use.sequential_share is not None and use.sequential_share < IN_ORDER
+
+
+def _few_and_small(use: FileUse) -> bool:
+    sizes, depth = use.request_size_bytes, use.in_flight
+    small = sizes is not None and sizes.p50 < SMALL_BYTES
+    return small and depth is not None and depth.mean < FEW
+
+
+def _why_slow(load: _Load) -> str:
+    use = load.weights
+    if load.is_random:
+        given = next(a for a in use.advice if "RANDOM" in a)
+        return f"The server advised {given}, which switches readahead off."
+    if _jumps(use):
+        follow = scale.percent(use.sequential_share)
+        return f"Only {follow} of its requests go on where another ended: little is read ahead."
+    if use.access == "direct":
+        return "It reads past the page cache (O_DIRECT), so nothing is read ahead."
+    return "Mmap waits at the end of every readahead window before the next one is asked for."
+
+
+def _present_model(load: _Load) -> str:
+    """`4 KiB × 1.0 at a time / 2.1 ms = 2.0 MB/s, measured 1.9 MB/s`."""
+    use, model = load.weights, load.model
+    if model is None or use.request_size_bytes is None or use.in_flight is None:
+        return ""
+    size, link = use.request_size_bytes.p50, model.link_bytes_per_second
+    latency_ns = model.latency_ns + (size / link * 1e9 if link else 0)
+    if latency_ns <= 0:
+        return ""
+    rate = size * use.in_flight.mean / latency_ns * 1e9
+    return (
+        f" Model, request size × depth / latency: {scale.block(size)} × {use.in_flight.mean:.1f} / "
+        f"{scale.duration(round(latency_ns))} = {scale.rate(rate)}; measured "
+        f"{scale.rate(load.rate)}."
+    )
+
+
+def _read_model(load: _Load) -> str:
+    model = load.model
+    if model is None or model.read_depth is None or load.read_ns is None:
+        return ""
+    return (
+        f" 1 MiB reads in order would make it {scale.block(model.read_request_bytes)} × "
+        f"{model.read_depth:.1f} = {scale.rate(model.read_bytes_per_second)}: "
+        f"{scale.duration(load.read_ns)} instead of {scale.duration(load.spent_ns)}."
+    )
+
+
+def _read_in_order(load: _Load) -> Action:
+    change = "load without mmap (llama-server: --no-mmap)"
+    if load.is_random:
+        change = (
+            "the server told the kernel to expect random access: turn off its NUMA option, or load "
+            "without mmap (llama-server: --no-mmap)"
+        )
+    elif _jumps(load.weights):
+        change = "read the file once from beginning to end before the load, or load without mmap"
+    elif load.weights.access == "direct":
+        change = "load through the page cache, or with more direct requests under way at a time"
+    return Action(change, load.gain_ns(load.read_ns), _measure(load))
+
+
+def _measure(load: _Load, options: str = "") -> str:
+    """The command that measures both ways on this very file."""
+    return f"sudo ttftprof storage {options}{shlex.quote(load.weights.path)}"
+
+
+def _readahead(load: _Load) -> StorageCause | None:
+    """Reads in order that leave the link idle, because the windows read ahead are too small."""
+    model, rate, link = load.model, load.rate, load.link
+    kib = load.mount.read_ahead_kb if load.mount else None
+    if model is None or rate is None or link is None or kib is None:
+        return None
+    # With two windows under way the link stays busy from rate × latency on.
+    needed_kib = 1 << max(round(link * model.latency_ns / 1e9) // 1024 - 1, 0).bit_length()
+    if load.weights.access == "direct" or rate * BETTER > link or needed_kib <= kib:
+        return None
+    at = load.mount.path if load.mount else ""
+    says = (
+        f"Readahead of {kib} KiB is too small for this path:{_present_model(load)} With "
+        f"{needed_kib} KiB the link would be busy all the time: {scale.rate(link)}."
+    )
+    change = (
+        f"raise the readahead of {at}: by the model {needed_kib} KiB fill the path; the best value "
+        "is measured, not assumed"
+    )
+    tried = dict.fromkeys((kib, needed_kib, 4 * needed_kib))
+    verify = _measure(load, f"--try-readahead {','.join(map(str, tried))} ")
+    return StorageCause(
+        "pattern", says, (Action(change, load.gain_ns(load.bytes / link * 1e9), verify),)
+    )
+
+
+# -- hardware or link ------------------------------------------------------------------------------
+
+
+def _link(load: _Load) -> StorageCause | None:
+    rate, link = load.rate, load.link
+    if rate is None or link is None or rate < REACHED * link:
+        return None
+    mount = load.mount
+    name, line = (mount.link, mount.link_bytes_per_second) if mount else (None, None)
+    says = f"That is {scale.percent(min(rate / link, 1.0))} of the {scale.rate(link)} it gives"
+    if line and name:
+        says += f" ({name} carries {scale.rate(line)} at most)"
+    change = (
+        "a faster disk or link, or a copy on local storage: the way it is read is not the limit"
+    )
+    return StorageCause("hardware or link", f"{says}.", (Action(change, None, _measure(load)),))
