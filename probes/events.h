@@ -40,12 +40,12 @@ enum event_kind {
 	EVENT_TOUCH = 13,	/* first page-cache activity on a file after 4 jiffies of none */
 	EVENT_BLOCK = 14,	/* start = issued; a = bytes, b = sector, flags = in flight at issue; dev = disk, ino = file or 0 */
 	EVENT_LISTEN = 15,	/* a = port */
-	EVENT_CONN = 16,	/* ino = socket, a = local port << 16 | remote port, flags = TCP state */
-	EVENT_FORWARD = 17,	/* target sent a request as a client: ino = socket, a = ports */
+	EVENT_CONN = 16,	/* ino = socket, a = local port << 16 | remote port (0: Unix), flags = TCP state */
+	EVENT_FORWARD = 17,	/* target sent a request as a client: ino = socket, a = ports, b = the far socket (Unix) */
 	EVENT_MARK_ENTER = 18,	/* uprobe: flags = mark id, a and b = arguments */
 	EVENT_MARK_EXIT = 19,	/* uprobe return: flags = mark id, a = return value */
-	EVENT_CONNECT = 20,	/* the target opened a connection: ino = socket, a = ports */
-	EVENT_ACCEPT = 21,	/* the target took a connection: ino = socket, a = ports */
+	EVENT_CONNECT = 20,	/* the target opened a connection: ino = socket, a = ports, b = the far socket (Unix) */
+	EVENT_ACCEPT = 21,	/* the target took a connection: ino = socket, a = ports, b = the far socket (Unix) */
 	EVENT_HELD = 22,	/* mapped or open when recording began: a = size_bytes, b = cached pages, flags bit 0 = open; the recorder makes one of many and puts how often into the bits above */
 	EVENT_REMOTE = 23,	/* one read asked of a server or daemon: start = handed over, flags = enum remote_flag, a = bytes asked << 32 | got, b = offset, dev/ino = file */
 	EVENT_REMOTE_SPLIT = 24, /* of the REMOTE with its start, tid and file: duration = sent to answered, a = ns before it was sent, b = ns in all by its transport's own count, flags = times sent */
@@ -208,11 +208,11 @@ struct text {
 	u32 tgid;
 	u32 dev;
 	u16 kind; /* enum text_kind */
-	u16 flags;
+	u16 flags;   /* of RECEIVED and SENT: the connection's turn */
 	u32 total;   /* bytes of the whole transfer */
 	u32 offset;  /* of this piece in it */
 	u32 skipped; /* bytes of earlier transfers on this socket that were only counted */
-	u32 length;  /* bytes that follow */
+	u32 length;  /* bytes that follow; 0 of RECEIVED and SENT: moved without a buffer to look into */
 };
 
 enum text_kind {
@@ -278,7 +278,8 @@ enum syscall_class {
 	CALL_RECV = 18,
 	CALL_SEND = 19,
 	CALL_IOCTL = 20,
-	CALL_CLASSES = 21,
+	CALL_CLOSE = 21,
+	CALL_CLASSES = 22,
 };
 
 /* Entries of the dispatch array: one handler each, filled by whoever loaded. */

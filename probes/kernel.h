@@ -240,6 +240,17 @@ struct sock {
 	u16 sk_type;
 };
 
+struct tcp_sock {
+	u32 copied_seq;
+	u32 rcv_nxt;
+};
+
+struct unix_address;
+struct unix_sock {
+	struct unix_address *addr;
+	struct sock *peer;
+};
+
 struct socket {
 	short type;
 	struct sock *sk;

@@ -8,41 +8,15 @@
  * writes is copied out; once the collector has seen the first token it asks for
  * quiet, and small writes are then only counted.
  */
-#include "text.bpf.h"
+#include "sockets.bpf.h"
 
-#define AF_INET 2
-#define AF_INET6 10
 #define TCP_ESTABLISHED 1
 #define TCP_SYN_RECV 3
-#define TCP_CLOSE 7
 #define TCP_LISTEN 10
+#define MSG_OOB 1
 #define MSG_PEEK 2
-#define QUIET_BYTES 400 /* writes this big may close an answer: its statistics */
-
-enum role { ROLE_UNKNOWN, ROLE_SERVER, ROLE_CLIENT, ROLE_OTHER };
-
-struct conn {
-	u64 arrival_ns; /* data waits unread since */
-	u32 ports;	/* local << 16 | remote */
-	u32 skipped;	/* bytes of quiet writes not reported yet */
-	u8 role;
-	u8 pad[7];
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 16384);
-	__type(key, u64);
-	__type(value, struct conn);
-} conns SEC(".maps");
-
-/* Sockets in quiet, set by the collector, cleared by the next request. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 16384);
-	__type(key, u64);
-	__type(value, u32);
-} quiet SEC(".maps");
+#define MSG_ERRQUEUE 0x2000
+#define NOT_THE_STREAM (MSG_OOB | MSG_PEEK | MSG_ERRQUEUE)
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -51,9 +25,23 @@ struct {
 	__type(value, u32);
 } listen_ports SEC(".maps");
 
+/* Addresses of Unix sockets that the target took connections from: their next
+ * connections are known before they are accepted. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 256);
+	__type(key, u64);
+	__type(value, u32);
+} unix_listeners SEC(".maps");
+
+static __always_inline u16 family_of(const struct sock *sk)
+{
+	return BPF_CORE_READ(sk, __sk_common.skc_family);
+}
+
 static __always_inline u32 ports_of(const struct sock *sk)
 {
-	u16 family = BPF_CORE_READ(sk, __sk_common.skc_family);
+	u16 family = family_of(sk);
 
 	if (family != AF_INET && family != AF_INET6)
 		return 0;
@@ -62,16 +50,13 @@ static __always_inline u32 ports_of(const struct sock *sk)
 	return local << 16 | remote;
 }
 
-static __always_inline void conn_event(u16 kind, u64 sk, u32 ports, u16 flags)
+static __always_inline u64 unix_address_of(const struct sock *sk)
 {
-	struct event *e = event_begin(kind, bpf_ktime_get_ns());
+	const struct unix_sock *unix_sock = (const struct unix_sock *)sk;
 
-	if (!e)
-		return;
-	e->ino = sk;
-	e->a = ports;
-	e->flags = flags;
-	event_end(e);
+	if (!bpf_core_field_exists(unix_sock->addr) || family_of(sk) != AF_UNIX)
+		return 0;
+	return (u64)BPF_CORE_READ(unix_sock, addr);
 }
 
 SEC("tp_btf/inet_sock_set_state")
@@ -98,19 +83,17 @@ int BPF_PROG(sockets__state, const struct sock *sk, int before, int after)
 
 		if (!bpf_map_lookup_elem(&listen_ports, &port))
 			return 0;
-		struct conn fresh = {.ports = ports_of(sk)};
+		struct conn fresh = {.ports = ports_of(sk), .accepted = 1};
 		bpf_map_update_elem(&conns, &key, &fresh, BPF_ANY);
 		return 0;
 	}
 	struct conn *c = bpf_map_lookup_elem(&conns, &key);
 	if (!c)
 		return 0;
-	if (c->role == ROLE_SERVER)
-		conn_event(EVENT_CONN, key, c->ports, after);
-	if (after == TCP_CLOSE) {
-		bpf_map_delete_elem(&conns, &key);
-		bpf_map_delete_elem(&quiet, &key);
-	}
+	if (after == TCP_CLOSE)
+		conn_gone(key, c);
+	else if (c->role == ROLE_SERVER)
+		conn_event(EVENT_CONN, key, c->ports, after, 0);
 	return 0;
 }
 
@@ -121,70 +104,156 @@ int BPF_PROG(sockets__ready, const struct sock *sk)
 	u64 key = (u64)sk;
 	struct conn *c = bpf_map_lookup_elem(&conns, &key);
 
-	if (c && c->role != ROLE_CLIENT && !c->arrival_ns)
-		c->arrival_ns = bpf_ktime_get_ns();
+	if (c) {
+		if (c->role != ROLE_CLIENT && !c->arrival_ns)
+			c->arrival_ns = bpf_ktime_get_ns();
+		return 0;
+	}
+	u64 address = unix_address_of(sk);
+	if (!address || !bpf_map_lookup_elem(&unix_listeners, &address) || !unix_peer(sk))
+		return 0;
+	/* Not accepted yet, so it has no inode either. */
+	struct conn fresh = {.arrival_ns = bpf_ktime_get_ns(), .accepted = 1};
+	bpf_map_update_elem(&conns, &key, &fresh, BPF_NOEXIST);
 	return 0;
 }
 
-static __always_inline struct sock *fd_sock(u64 fd)
+/* The connection behind a socket's file. An entry whose inode is another's was left
+ * by a socket whose end was not seen. */
+static __always_inline struct conn *conn_of(struct file *file, u64 *key)
 {
-	struct file *file = fd_file(fd);
-
 	if (file_mode(file) != MODE_SOCKET)
 		return 0;
 	struct socket *socket = BPF_CORE_READ(file, private_data);
-	return BPF_CORE_READ(socket, sk);
-}
+	struct sock *sk = BPF_CORE_READ(socket, sk);
+	u64 inode = BPF_CORE_READ(file, f_inode, i_ino);
+	struct conn *c;
 
-static __always_inline struct conn *conn_of(struct sock *sk)
-{
-	u64 key = (u64)sk;
-	struct conn *c = bpf_map_lookup_elem(&conns, &key);
-
-	if (c)
+	*key = (u64)sk;
+	if (!sk)
+		return 0;
+	c = bpf_map_lookup_elem(&conns, key);
+	if (c && !c->inode)
+		c->inode = inode;
+	if (c && c->inode == inode)
 		return c;
-	struct conn fresh = {.ports = ports_of(sk)};
-	bpf_map_update_elem(&conns, &key, &fresh, BPF_NOEXIST);
-	return bpf_map_lookup_elem(&conns, &key);
+	if (c)
+		conn_gone(*key, c);
+	struct conn fresh = {.ports = ports_of(sk), .inode = inode};
+	bpf_map_update_elem(&conns, key, &fresh, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&conns, key);
 }
 
 enum looks { LOOKS_OTHER, LOOKS_REQUEST, LOOKS_RESPONSE, LOOKS_TLS };
 
-/* By the first four bytes, as they lie in memory. */
-static __always_inline u32 looks_like(u64 base, u64 length)
+static __always_inline u32 looks_like(u32 word)
 {
-	u8 b[4] = {};
-
-	if (length < 4 || bpf_probe_read_user(b, sizeof(b), (void *)base))
-		return LOOKS_OTHER;
-	u32 word = (u32)b[0] << 24 | b[1] << 16 | b[2] << 8 | b[3];
 	switch (word) {
 	case 0x504f5354: /* POST */
 	case 0x47455420: /* GET_ */
 	case 0x48454144: /* HEAD */
 	case 0x50555420: /* PUT_ */
+	case 0x50415443: /* PATC */
 	case 0x44454c45: /* DELE */
 	case 0x4f505449: /* OPTI */
+	case 0x434f4e4e: /* CONN */
 	case 0x50524920: /* PRI_ : HTTP/2 */
 		return LOOKS_REQUEST;
 	case 0x48545450: /* HTTP */
 		return LOOKS_RESPONSE;
 	}
-	return b[0] == 0x16 && b[1] == 3 ? LOOKS_TLS : LOOKS_OTHER;
+	return word >> 16 == 0x1603 ? LOOKS_TLS : LOOKS_OTHER;
 }
 
-static __always_inline void text_head(struct text *head, struct thread_slot *t, u64 sk, u16 kind,
-				      u32 total)
+/* The first bytes of a connection, gathered over reads and buffers. */
+struct beginning {
+	struct source src;
+	u64 length;
+	u32 word;
+	u32 have;
+};
+
+static long next_byte(u32 index, struct beginning *b)
+{
+	u8 byte = 0;
+
+	if (b->have >= 4 || !b->length || !source_advance(&b->src) ||
+	    bpf_probe_read_user(&byte, 1, (void *)b->src.base))
+		return 1;
+	b->word = b->word << 8 | byte;
+	b->have++;
+	b->src.base++;
+	b->src.left--;
+	b->length--;
+	return 0;
+}
+
+static __always_inline u32 begins_like(struct source *src, u64 length)
+{
+	struct beginning b = {.src = *src, .length = length};
+
+	bpf_loop(4, next_byte, &b, 0);
+	return b.have == 4 ? looks_like(b.word) : LOOKS_OTHER;
+}
+
+static __always_inline void text_head(struct text *head, struct thread_slot *t, u64 key, u16 kind,
+				      struct conn *c, u32 total)
 {
 	u64 id = bpf_get_current_pid_tgid();
 
 	head->end_ns = bpf_ktime_get_ns();
 	head->start_ns = t->enter_ns ? t->enter_ns : head->end_ns;
-	head->key = sk;
+	head->key = key;
 	head->tid = (u32)id;
 	head->tgid = id >> 32;
+	head->dev = c->ports;
 	head->kind = kind;
+	head->flags = c->turn;
 	head->total = total;
+}
+
+/* Whether more has come in than was read; what is left arrived no later. */
+static __always_inline bool has_unread(const struct sock *sk)
+{
+	const struct tcp_sock *tcp = (const struct tcp_sock *)sk;
+
+	return family_of(sk) != AF_UNIX &&
+	       BPF_CORE_READ(tcp, rcv_nxt) != BPF_CORE_READ(tcp, copied_seq);
+}
+
+/* Something was read on a server's connection: stamps the record, begins a turn. */
+static __always_inline void received(struct text *head, struct thread_slot *t, u64 key,
+				     struct conn *c, u32 total)
+{
+	end_quiet(key, c);
+	c->turn++;
+	text_head(head, t, key, TEXT_RECEIVED, c, total);
+	/* When it arrived if that was seen; else when it was read: a blocked read
+	 * began long before. */
+	head->start_ns = c->arrival_ns ? c->arrival_ns : head->end_ns;
+	if (!has_unread((const struct sock *)key))
+		c->arrival_ns = 0;
+}
+
+/* Sets the role by the first four bytes, however they are read; says whether these
+ * are for the collector. */
+static __always_inline bool settle_role(struct conn *c, struct source *src, u64 length)
+{
+	struct beginning b = {.src = *src, .length = length, .word = c->first, .have = c->firsts};
+
+	bpf_loop(4, next_byte, &b, 0);
+	c->first = b.word;
+	c->firsts = b.have;
+	if (b.have < 4)
+		return c->role == ROLE_UNKNOWN;
+	u32 looks = looks_like(b.word);
+	c->firsts = 0;
+	c->first = 0;
+	if (looks == LOOKS_RESPONSE && c->role == ROLE_UNKNOWN)
+		c->role = ROLE_CLIENT;
+	else if (looks == LOOKS_REQUEST || looks == LOOKS_TLS)
+		c->role = ROLE_SERVER;
+	return c->role == ROLE_SERVER;
 }
 
 SEC("tp_btf/sys_exit")
@@ -192,99 +261,195 @@ int BPF_PROG(sockets__receive, struct pt_regs *regs, long ret)
 {
 	struct thread_slot *t = current_slot();
 	u32 call = settings.call_class[REGS_NR(regs) & 511];
+	u64 key = 0;
 
 	if (!t || ret <= 0)
 		return 0;
-	if (call == CALL_RECV && REGS_ARG3(regs) & MSG_PEEK)
+	if (call == CALL_RECV && REGS_ARG3(regs) & NOT_THE_STREAM)
 		return 0;
-	if (call == CALL_RECVMSG && REGS_ARG2(regs) & MSG_PEEK)
+	if (call == CALL_RECVMSG && REGS_ARG2(regs) & NOT_THE_STREAM)
 		return 0;
-	struct sock *sk = fd_sock(REGS_ARG0(regs));
-	struct conn *c = sk ? conn_of(sk) : 0;
+	struct conn *c = conn_of(fd_file(REGS_ARG0(regs)), &key);
 	if (!c || c->role == ROLE_CLIENT)
 		return 0;
 	struct sending job = {};
 	source_of(&job.src, regs, call);
-	if (!source_advance(&job.src))
+	if (c->role != ROLE_SERVER && !settle_role(c, &job.src, ret))
 		return 0;
-	u32 looks = looks_like(job.src.base, ret);
-	u64 key = (u64)sk;
-	if (looks == LOOKS_RESPONSE && c->role == ROLE_UNKNOWN) {
-		c->role = ROLE_CLIENT;
-		return 0;
-	}
-	if (looks == LOOKS_REQUEST || looks == LOOKS_TLS) {
-		c->role = ROLE_SERVER;
-		bpf_map_delete_elem(&quiet, &key);
-	}
-	if (c->role != ROLE_SERVER)
-		return 0;
-	text_head(&job.head, t, key, TEXT_RECEIVED, ret);
-	/* When it arrived if that was seen; else when it was read: a blocked read
-	 * began long before. */
-	job.head.start_ns = c->arrival_ns ? c->arrival_ns : job.head.end_ns;
-	job.head.dev = c->ports;
-	c->arrival_ns = 0;
+	received(&job.head, t, key, c, ret);
 	send_text(&job);
 	return 0;
 }
 
-/* In quiet, is this write still worth a look? A terminal chunk, or a big one. */
-static __always_inline bool worth_a_look(u64 base, u64 length)
+/* Keeps a small write of a quiet, in place of the oldest; false if it ends the quiet:
+ * too big, a response's head, or the last chunk. */
+static __always_inline bool keep(struct tail *q, struct conn *c, struct thread_slot *t,
+				 struct source src, u32 total)
 {
-	u8 tail[5] = {};
-	u8 head[8] = {};
+	u32 slot = q->held & (TAIL_WRITES - 1);
+	u8 *kept = q->bytes + slot * TAIL_BYTES;
+	u32 length = 0;
 
-	if (length >= QUIET_BYTES)
+	if (total >= TAIL_BYTES)
+		return false;
+	if (q->held >= TAIL_WRITES)
+		c->skipped += q->total[slot];
+	for (u32 i = 0; i < 8; i++) {
+		if (length >= total || !source_advance(&src))
+			break;
+		u64 n = src.left;
+		if (n > total - length)
+			n = total - length;
+		if (bpf_probe_read_user(kept + (length & (TAIL_BYTES - 1)), n & (TAIL_BYTES - 1),
+					(void *)src.base))
+			break;
+		length += n;
+		src.left = 0;
+	}
+	q->ns[slot] = t->enter_ns;
+	q->total[slot] = total;
+	q->length[slot] = length;
+	q->writer = bpf_get_current_pid_tgid();
+	q->held++;
+	if (length >= 4 && kept[0] == 'H' && kept[1] == 'T' && kept[2] == 'T' && kept[3] == 'P')
+		return false;
+	u8 *end = kept + ((length - 5) & (TAIL_BYTES - 1));
+	return length < 5 || end[0] != '0' || end[1] != '\r' || end[2] != '\n' || end[3] != '\r';
+}
+
+/* Whether the write was taken care of by the connection's quiet. */
+static __always_inline bool kept_quiet(u64 key, struct conn *c, struct thread_slot *t,
+				       struct source *src, u32 total)
+{
+	struct tail *q = bpf_map_lookup_elem(&quiet, &key);
+
+	if (!q)
+		return false;
+	if ((u16)q->turn != c->turn) { /* asked for too late: that answer is over */
+		bpf_map_delete_elem(&quiet, &key);
+		return false;
+	}
+	u32 held = q->held;
+	if (keep(q, c, t, *src, total))
 		return true;
-	if (length >= 5 && !bpf_probe_read_user(tail, 5, (void *)(base + length - 5)) &&
-	    tail[0] == '0' && tail[1] == '\r' && tail[2] == '\n' && tail[3] == '\r')
-		return true;
-	return length >= 8 && !bpf_probe_read_user(head, 8, (void *)base) && head[0] == 'd' &&
-	       head[1] == 'a' && head[4] == ':' && head[6] == '[';
+	bool kept = q->held != held;
+	c->turn++; /* what comes next may be asked to be quiet anew */
+	end_quiet(key, c);
+	return kept;
 }
 
 SEC("tp_btf/sys_exit")
 int BPF_PROG(sockets__send, struct pt_regs *regs, long ret)
 {
 	struct thread_slot *t = current_slot();
+	u64 key = 0;
 
 	if (!t || ret <= 0)
 		return 0;
-	struct sock *sk = fd_sock(REGS_ARG0(regs));
-	struct conn *c = sk ? conn_of(sk) : 0;
+	struct conn *c = conn_of(fd_file(REGS_ARG0(regs)), &key);
 	/* Once a socket wrote what is no HTTP, its writes cost no second look; a request
 	 * that it reads later still makes it a server's. */
 	if (!c || c->role == ROLE_OTHER)
 		return 0;
 	struct sending job = {};
 	source_of(&job.src, regs, settings.call_class[REGS_NR(regs) & 511]);
-	if (!source_advance(&job.src))
+	if (c->role == ROLE_SERVER && kept_quiet(key, c, t, &job.src, ret))
 		return 0;
-	u64 key = (u64)sk;
+	u32 looks = begins_like(&job.src, ret);
 	if (c->role != ROLE_SERVER) {
-		u32 looks = looks_like(job.src.base, ret);
-
 		if (looks == LOOKS_REQUEST) {
 			c->role = ROLE_CLIENT;
-			conn_event(EVENT_FORWARD, key, c->ports ? c->ports : ports_of(sk), 0);
-		} else if (looks == LOOKS_RESPONSE && c->role == ROLE_UNKNOWN) {
-			c->role = ROLE_SERVER; /* its request came before recording began */
+			conn_event(EVENT_FORWARD, key, c->ports, 0,
+				   (u64)unix_peer((const struct sock *)key));
 		} else if (c->role == ROLE_UNKNOWN) {
-			c->role = ROLE_OTHER;
+			/* Its request came before recording began; or it asks by TLS. */
+			c->role = looks == LOOKS_RESPONSE ? ROLE_SERVER
+				  : looks == LOOKS_TLS	  ? ROLE_CLIENT
+							  : ROLE_OTHER;
 		}
 		if (c->role != ROLE_SERVER)
 			return 0;
 	}
-	if (bpf_map_lookup_elem(&quiet, &key) && !worth_a_look(job.src.base, ret)) {
-		c->skipped += ret;
-		return 0;
-	}
-	text_head(&job.head, t, key, TEXT_SENT, ret);
-	job.head.dev = c->ports;
+	if (looks == LOOKS_RESPONSE)
+		c->turn++;
+	text_head(&job.head, t, key, TEXT_SENT, c, ret);
 	job.head.skipped = c->skipped;
 	c->skipped = 0;
 	send_text(&job);
+	return 0;
+}
+
+/* Whether a handler sees this transfer's bytes. Those of sendfile, splice and
+ * io_uring never lie in a buffer that a system call names. */
+static __always_inline bool is_seen(struct task_struct *task)
+{
+	s64 nr = task_syscall(task);
+
+	if (task->flags & PF_IO_WORKER || nr < 0)
+		return false;
+	switch (settings.call_class[nr & 511]) {
+	case CALL_READ:
+	case CALL_READV:
+	case CALL_RECVMSG:
+	case CALL_WRITE:
+	case CALL_WRITEV:
+	case CALL_SENDMSG:
+	case CALL_RECV:
+	case CALL_SEND:
+		return true;
+	}
+	return false;
+}
+
+/* A server's connection that moved bytes unseen, or 0. */
+static __always_inline struct conn *unseen(const struct sock *sk, int ret, int flags)
+{
+	u64 key = (u64)sk;
+
+	if (ret <= 0 || flags & NOT_THE_STREAM || !current_slot() ||
+	    is_seen(bpf_get_current_task_btf()))
+		return 0;
+	struct conn *c = bpf_map_lookup_elem(&conns, &key);
+	if (c && c->role == ROLE_UNKNOWN && c->accepted)
+		c->role = ROLE_SERVER;
+	return c && c->role == ROLE_SERVER ? c : 0;
+}
+
+static __always_inline void send_unseen(struct text *head)
+{
+	if (bpf_ringbuf_output(&texts, head, sizeof(*head), 0))
+		lose(LOST_TEXTS);
+}
+
+SEC("tp_btf/sock_send_length")
+int BPF_PROG(sockets__unseen_send, const struct sock *sk, int ret, int flags)
+{
+	struct conn *c = unseen(sk, ret, flags);
+	struct thread_slot *t = c ? current_slot() : 0;
+	struct text head = {};
+
+	if (!c || !t)
+		return 0;
+	end_quiet((u64)sk, c);
+	text_head(&head, t, (u64)sk, TEXT_SENT, c, ret);
+	head.start_ns = head.end_ns; /* the call may have begun long before */
+	head.skipped = c->skipped;
+	c->skipped = 0;
+	send_unseen(&head);
+	return 0;
+}
+
+SEC("tp_btf/sock_recv_length")
+int BPF_PROG(sockets__unseen_receive, const struct sock *sk, int ret, int flags)
+{
+	struct conn *c = unseen(sk, ret, flags);
+	struct thread_slot *t = c ? current_slot() : 0;
+	struct text head = {};
+
+	if (!c || !t)
+		return 0;
+	received(&head, t, (u64)sk, c, ret);
+	send_unseen(&head);
 	return 0;
 }
 
@@ -292,15 +457,30 @@ SEC("tp_btf/sys_exit")
 int BPF_PROG(sockets__connection, struct pt_regs *regs, long ret)
 {
 	bool connecting = settings.call_class[REGS_NR(regs) & 511] == CALL_CONNECT;
+	u64 key = 0;
 
 	/* A non-blocking connect returns -EINPROGRESS (115). */
 	if (ret < 0 && !(connecting && ret == -115))
 		return 0;
-	struct sock *sk = fd_sock(connecting ? REGS_ARG0(regs) : ret);
-	if (!sk)
+	struct file *file = fd_file(connecting ? REGS_ARG0(regs) : ret);
+	if (file_mode(file) != MODE_SOCKET)
 		return 0;
+	struct socket *socket = BPF_CORE_READ(file, private_data);
+	struct sock *sk = BPF_CORE_READ(socket, sk);
 	u32 ports = ports_of(sk);
-	if (ports)
-		conn_event(connecting ? EVENT_CONNECT : EVENT_ACCEPT, (u64)sk, ports, 0);
+	if (!ports && family_of(sk) != AF_UNIX)
+		return 0;
+	if (!connecting) {
+		u64 address = unix_address_of(sk);
+		u32 tgid = bpf_get_current_pid_tgid() >> 32;
+		struct conn *c = conn_of(file, &key);
+
+		if (address)
+			bpf_map_update_elem(&unix_listeners, &address, &tgid, BPF_ANY);
+		if (c)
+			c->accepted = 1;
+	}
+	conn_event(connecting ? EVENT_CONNECT : EVENT_ACCEPT, (u64)sk, ports, 0,
+		   (u64)unix_peer(sk));
 	return 0;
 }

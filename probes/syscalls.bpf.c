@@ -4,20 +4,40 @@
  * table, strangers by membership, and hands the rest to the handler that files,
  * sockets or logs put into the dispatch array; a missing handler is no error.
  */
-#include "shared.bpf.h"
+#include "sockets.bpf.h"
 
 static __always_inline u32 class_of(s64 nr)
 {
 	return nr >= 0 && nr < 512 ? settings.call_class[nr & 511] : CALL_NONE;
 }
 
+/* The end of a Unix socket; the states of a TCP socket tell theirs. */
+static __always_inline void note_close(struct file *file)
+{
+	if (file_mode(file) != MODE_SOCKET)
+		return;
+	struct socket *socket = BPF_CORE_READ(file, private_data);
+	struct sock *sk = BPF_CORE_READ(socket, sk);
+	u64 key = (u64)sk;
+	struct conn *c = bpf_map_lookup_elem(&conns, &key);
+
+	if (c && BPF_CORE_READ(sk, __sk_common.skc_family) == AF_UNIX)
+		conn_gone(key, c);
+}
+
 SEC("tp_btf/sys_enter")
 int BPF_PROG(syscalls__enter, struct pt_regs *regs, long nr)
 {
-	if (class_of(nr) == CALL_NONE)
+	u32 call = class_of(nr);
+
+	if (call == CALL_NONE)
 		return 0;
 	struct thread_slot *t = current_slot();
-	if (t)
+	if (!t)
+		return 0;
+	if (call == CALL_CLOSE)
+		note_close(fd_file(REGS_ARG0(regs)));
+	else
 		t->enter_ns = bpf_ktime_get_ns();
 	return 0;
 }

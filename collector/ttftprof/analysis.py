@@ -338,7 +338,7 @@ def _notes(timeline: Timeline) -> list[str]:
     for source in _sources(timeline):
         if source.name == "gpu" and source.state == "absent" and not source.is_missed:
             notes.append(f"no GPU is shown: {source.reason}")
-    tls = sum(1 for e in timeline.exchanges if any("tls" in n.lower() for n in e.notes))
+    tls = len({e.socket for e in timeline.exchanges if any("TLS" in n for n in e.notes)})
     if tls:
         notes.append(f"{tls} connection(s) were encrypted: their requests could not be read")
     notes += remote.notes(timeline.remote, timeline.mounts, timeline.of_kind(Kind.REMOTE_STARVED))

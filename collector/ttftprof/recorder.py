@@ -23,6 +23,7 @@ import numpy as np
 
 from ttftprof import __version__
 from ttftprof.clock import NS_PER_MS, NS_PER_S, measure_offset, now_ns
+from ttftprof.connections import OwnConnections
 from ttftprof.engines.catalog import looks_like_weights
 from ttftprof.engines.driver_calls import DRIVER_CALLS
 from ttftprof.engines.kernel_caches import cache_of, is_bookkeeping
@@ -154,9 +155,10 @@ class Recorder:
         self._command_ended = False
         self.command_status: int | None = None  # as of waitpid(2), once it was seen to end
         self._stacks: dict[int, dict[str, Any]] = {}  # what lies under the files of a device
-        self._client_ports: set[int] = set()
+        self._own = OwnConnections()
+        self._moved: list[Seen] = []  # requests to count once it is known who asks
         self._open: dict[tuple[int, int], bool] = {}  # counted exchanges; got a first token?
-        self._tap = RequestTap(self._exchange_ended, self._exchange_moved, self._quiet)
+        self._tap = RequestTap(self._exchange_ended, self._moved.append, self.session.set_quiet)
         self._gpus = Gpus.find()
         self._libraries = LibraryMarks(
             self.session.attach_marks,
@@ -189,6 +191,7 @@ class Recorder:
         self.session.attach()
         for port, pid in listening_ports(set(self.target.pids)).items():
             self.session.watch_port(port, pid)
+            self._own.serve(port)
         for name in self.target.successors:
             self.session.take_successors(name, self.target.successors_in)
         self.session.seed(self.target.pids)
@@ -329,6 +332,8 @@ class Recorder:
         """One drain of everything; returns how soon the next is due, 0 if nothing happened."""
         until_ns = now_ns()
         events = self.session.events.drain()
+        self._own.learn(events)
+        self._count_requests()
         texts = self._take_texts(events, until_ns)
         self._hold("events", merge_held(events))
         self._follow(events)
@@ -396,8 +401,6 @@ class Recorder:
             Kind.HELD: self._on_file,
             Kind.OPEN: self._on_file,
             Kind.MMAP: self._on_mmap,
-            Kind.CONNECT: self._on_client_port,
-            Kind.FORWARD: self._on_client_port,
             Kind.PROCESS_EXIT: self._on_process_exit,
         }
 
@@ -425,6 +428,7 @@ class Recorder:
         pid = int(event["tgid"])
         self._members.discard(pid)
         self._met.pop(pid, None)
+        self._tap.process_gone(pid, int(event["start_ns"]))
         if pid == self.limits.command_pid:
             self._command_ended = True
             self.command_status = int(event["a"])
@@ -447,9 +451,6 @@ class Recorder:
             self._libraries.scan(int(event["tgid"]))
         else:
             self._on_file(event)
-
-    def _on_client_port(self, event: Any) -> None:
-        self._client_ports.add(int(event["a"]) >> 16)
 
     def _name_file(self, key: tuple[int, int], pid: int, path: str, size_bytes: int) -> None:
         """A file's path, mount and readahead, as its process sees them."""
@@ -570,34 +571,35 @@ class Recorder:
 
     # -- requests -----------------------------------------------------------------------------
 
-    def _quiet(self, sock: int) -> None:
-        self.session.set_quiet(sock)
+    def _count_requests(self) -> None:
+        """Counts what the last drain told, now that its connections are known: a runner may read
+        a request before the front's call that sent it has returned."""
+        for seen in self._moved:
+            self._count_request(seen)
+        self._moved.clear()
 
-    def _is_front(self, seen: Seen) -> bool:
-        """Whether the client is a stranger, not another process of the target."""
-        return seen.ports[1] not in self._client_ports
-
-    def _exchange_moved(self, seen: Seen) -> None:
-        exchange = seen.exchange
-        if not exchange.generates or not self._is_front(seen):
+    def _count_request(self, seen: Seen) -> None:
+        exchange, progress = seen.exchange, self.progress
+        began_ns = exchange.start_ns
+        if not exchange.generates or self._own.has(*seen.ports, seen.socket, began_ns):
             return
-        key = (seen.socket, exchange.start_ns)
+        key = seen.socket, began_ns
         if key not in self._open:
             self._open[key] = False
-            self.progress.requests += 1
-            self.progress.open_requests += 1
+            progress.requests += 1
+            progress.open_requests += 1
         if exchange.first_token_ns and not self._open[key]:
             self._open[key] = True
-            self.progress.first_tokens += 1
-            self.progress.last_token_ns = now_ns()
-        self.progress.stage = (
-            "answering" if exchange.first_token_ns else "waiting for the first token"
-        )
+            progress.first_tokens += 1
+            progress.last_token_ns = now_ns()
+        progress.stage = "answering" if exchange.first_token_ns else "waiting for the first token"
+        if exchange.end_ns is not None:
+            del self._open[key]
+            progress.open_requests -= 1
 
     def _exchange_ended(self, seen: Seen) -> None:
         self.writer.add_fact("exchange", seen.exchange.start_ns, seen.as_fact())
-        if self._open.pop((seen.socket, seen.exchange.start_ns), None) is not None:
-            self.progress.open_requests -= 1
+        self._moved.append(seen)
 
     def unfinished(self) -> list[Seen]:
         """The exchanges that have not ended, as they stand."""

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ttftprof import gpu_facts, remote
+from ttftprof.connections import OwnConnections
 from ttftprof.engines.catalog import Engine, engine_named, looks_like_weights, option_of
 from ttftprof.engines.markers import SYMBOL_MARKS
 from ttftprof.errors import RecordingError
@@ -571,7 +572,9 @@ _COUNTS = ("status", "prompt_tokens", "cached_tokens", "completion_tokens")
 
 def _exchanges(reader: Facts, by_kind: Mapping[Kind, Records], armed_ns: int) -> Iterator[Exchange]:
     facts = [fact for _, fact in reader.facts("exchange")]
-    clients = _Clients(by_kind, {int(fact["local_port"]) for fact in facts})
+    own = OwnConnections(int(fact["local_port"]) for fact in facts)
+    for kind in (Kind.LISTEN, Kind.CONN, Kind.CONNECT, Kind.FORWARD):
+        own.learn(by_kind[kind])
     for fact in sorted(facts, key=lambda f: int(f["start_ns"])):
         unseen = BEGAN_BEFORE in (fact.get("notes") or ())
         began_ns = _stamp(fact["start_ns"])
@@ -594,7 +597,7 @@ def _exchanges(reader: Facts, by_kind: Mapping[Kind, Records], armed_ns: int) ->
             timings=_timings(fact.get("timings")),
             outcome=str(fact.get("outcome", "incomplete")),
             notes=tuple(map(str, fact.get("notes") or ())),
-            from_target=clients.has(local_port, remote_port),
+            from_target=own.has(local_port, remote_port, int(fact["socket"]), began_ns),
             **stamps,
             **{name: _whole(fact.get(name)) for name in _COUNTS},
         )
@@ -609,23 +612,6 @@ def _whole(value: Any, at_least: int = 0) -> int | None:
     """The number if it can be one of this fact's, else None: nothing in a file is trusted."""
     fits = isinstance(value, int) and at_least <= value < _IMPOSSIBLE_NS
     return value if fits else None
-
-
-class _Clients:
-    """The connections that processes of the target opened.
-
-    A port alone says little: another host, or another destination, gives out the same numbers. The
-    far port tells too, unless nothing of the target serves it: then it was translated on the way.
-    """
-
-    def __init__(self, by_kind: Mapping[Kind, Records], served: set[int]) -> None:
-        both = np.concatenate([by_kind[Kind.CONNECT]["a"], by_kind[Kind.FORWARD]["a"]])
-        self._ends = {(int(a) >> 16, int(a) & 0xFFFF) for a in np.unique(both) if int(a) >> 16}
-        self._translated = {near for near, far in self._ends if far not in served}
-
-    def has(self, local_port: int, remote_port: int) -> bool:
-        """Whether such a connection has these ports, seen from the server."""
-        return (remote_port, local_port) in self._ends or remote_port in self._translated
 
 
 # -- files ----------------------------------------------------------------------------------------

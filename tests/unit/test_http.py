@@ -17,7 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ttftprof.sources.http import Connection, Exchange
+from ttftprof.sources.http import (
+    NOT_STREAMED,
+    TOKEN_INFERRED,
+    Connection,
+    Exchange,
+)
 from ttftprof.sources.http.jsonscan import JsonScanner, compile_paths, walk
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "http"
@@ -244,7 +249,8 @@ def test_a_servers_transcript_gives_its_facts(
     pieces = transcript(name)
     got = one(pieces)
     assert {k: getattr(got, k) for k in expected} == expected
-    assert (got.outcome, got.notes, got.generates) == ("ok", (), True)
+    notes = (NOT_STREAMED,) if name.endswith("plain") else ()
+    assert (got.outcome, got.notes, got.generates) == ("ok", notes, True)
     assert (got.start_ns, got.request_end_ns, got.headers_ns) == (0, 0, 10)
     assert (got.first_token_ns, got.last_token_ns) == (token_piece * 10, last_piece * 10)
     assert got.end_ns == (len(pieces) - 1) * 10
@@ -547,11 +553,18 @@ def test_compressed_stream_is_read(coding: str) -> None:
     assert facts(one(every_byte)) == facts(got)
 
 
-def test_unreadable_coding_gives_no_token() -> None:
-    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: br\r\nContent-Length: 4\r\n\r\n"
-    got = one([("r", CHAT), ("s", head + b"abcd")])
-    assert (got.first_token_ns, got.outcome) == (None, "ok")
+@pytest.mark.parametrize(("status", "token_ns"), [(b"200 OK", 20), (b"500 Broken", None)])
+def test_an_unreadable_coding_leaves_the_first_byte(status: bytes, token_ns: int | None) -> None:
+    head = b"HTTP/1.1 %s\r\nContent-Encoding: br\r\nContent-Length: 4\r\n\r\n" % status
+    told: list[Exchange] = []
+    c = Connection(told.append, told.append)
+    for i, (side, data) in enumerate([("r", CHAT), ("s", head), ("s", b"ab"), ("s", b"cd")]):
+        (c.received if side == "r" else c.sent)(i * 10, data)
+    got = told[-1]
+    assert (got.first_token_ns, got.end_ns) == (token_ns, 30)
     assert "compressed" in got.notes
+    assert (TOKEN_INFERRED in got.notes) is (token_ns is not None)
+    assert [e.first_token_ns for e in told].index(token_ns) == (2 if token_ns else 0)
 
 
 def test_a_zip_bomb_is_given_up() -> None:

@@ -42,9 +42,13 @@ class Tap:
     def __init__(self) -> None:
         self.ended: list[Seen] = []
         self.moved: list[Seen] = []
-        self.quiet: list[int] = []
-        self.tap = RequestTap(self.ended.append, self.moved.append, self.quiet.append)
+        self.quiet: list[tuple[int, int]] = []
+        self.tap = RequestTap(self.ended.append, self.moved.append, self._asked)
         self._ns = 0
+        self.turn = 0
+
+    def _asked(self, socket: int, turn: int) -> None:
+        self.quiet.append((socket, turn))
 
     def piece(
         self,
@@ -61,6 +65,8 @@ class Tap:
         head["start_ns"] = self._ns
         head["key"], head["dev"], head["tgid"], head["tid"] = socket, PORTS, 7, 8
         head["kind"] = TextKind.SENT if sent else TextKind.RECEIVED
+        self.turn += not sent
+        head["flags"] = self.turn
         head["offset"], head["skipped"], head["length"] = offset, skipped, len(data)
         head["total"] = offset + len(data) if total is None else total
         self.tap.take(head, data, sent)
@@ -171,7 +177,7 @@ def test_quiet_is_asked_for_once_a_response() -> None:
         for _ in range(3):
             tap.sent(chunk(TOKEN))
         tap.sent(LAST)
-    assert tap.quiet == [SOCKET, SOCKET]
+    assert tap.quiet == [(SOCKET, 1), (SOCKET, 2)]
 
 
 def test_a_plain_answer_is_never_quiet() -> None:

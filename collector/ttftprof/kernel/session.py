@@ -15,6 +15,7 @@ import platform
 import re
 import struct
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from ttftprof.events import (
     FILE_SLOT,
     REMOTE_KEY_BYTES,
     REMOTE_REQUEST,
+    TAIL_SIZE_BYTES,
     THREAD_SLOT,
     Kind,
     Records,
@@ -483,9 +485,12 @@ class ProbeSession:
         key = comm.encode()[:15].ljust(16, b"\0")
         libbpf.map_update(self._maps["successors"], key, cgroup.encode()[:63].ljust(64, b"\0"))
 
-    def set_quiet(self, socket: int) -> None:
-        """From now on the small writes on this socket are only counted."""
-        libbpf.map_update(self._maps["quiet"], struct.pack("<Q", socket), bytes(4))
+    def set_quiet(self, socket: int, turn: int) -> None:
+        """From now on the small writes on this socket are only counted, and the last ones kept,
+        until its turn is over. Without effect if it is already, or if too many are quiet."""
+        tail = struct.pack("<I", turn).ljust(TAIL_SIZE_BYTES, b"\0")
+        with suppress(BpfError):  # the map is full: the writes are looked at one by one
+            libbpf.map_update(self._maps["quiet"], struct.pack("<Q", socket), tail)
 
     def attach_marks(self, path: str, places: Sequence[tuple[int, int]]) -> None:
         """Uprobes on the calls and returns at (offset, cookie) `places` of a file; `BpfError`.

@@ -75,12 +75,19 @@ PROBES = (
         "sockets",
         "HTTP sockets",
         "requests and first tokens are not seen",
-        (("inet_sock_set_state", "5.5"), ("sk_data_ready", "6.3")),
+        (
+            ("inet_sock_set_state", "5.5"),
+            ("sk_data_ready", "6.3"),
+            ("sock_send_length", "6.3"),
+            ("sock_recv_length", "6.3"),
+        ),
         costs=(
             (
                 "sockets__ready",
                 "a request counts from when the server read it, not from when it arrived",
             ),
+            ("sockets__unseen_send", "answers by sendfile or io_uring are not seen"),
+            ("sockets__unseen_receive", "requests read by io_uring are not seen"),
         ),
     ),
     Probe("logs", "server log lines", "log markers are missing", (("sys_exit", "5.5"),)),
@@ -214,6 +221,7 @@ class Call:
     RECV = 18
     SEND = 19
     IOCTL = 20
+    CLOSE = 21
 
 
 # `enum handler`: which program of the dispatch array serves which slot.
@@ -267,6 +275,7 @@ SYSCALLS = (
     Syscall("accept", 43, 202, Call.ACCEPT, Wait.NETWORK),
     Syscall("accept4", 288, 242, Call.ACCEPT, Wait.NETWORK),
     Syscall("connect", 42, 203, Call.CONNECT, Wait.NETWORK),
+    Syscall("close", 3, 57, Call.CLOSE),
     Syscall("stat", 4, None, wait=Wait.STORAGE),
     Syscall("lstat", 6, None, wait=Wait.STORAGE),
     Syscall("newfstatat", 262, 79, wait=Wait.STORAGE),

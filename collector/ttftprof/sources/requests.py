@@ -12,6 +12,9 @@ from typing import Any
 
 from ttftprof.sources.http import Connection, Exchange
 
+MAX_CONNECTIONS = 16_384  # as many as the kernel side follows
+MAX_BUFFERED_BYTES = 64 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:
@@ -48,13 +51,12 @@ class _Tapped:
         self.socket = socket
         self.tgid = self.tid = 0
         self.ports = (0, 0)
-        self.told_quiet = False
+        self.asked_turn: int | None = None  # of the connection, for which quiet was asked
         self._tap = tap
         self._unfinished: dict[bool, tuple[int, int, int]] = {}  # sent -> (ns, next offset, total)
         self.connection = Connection(self._ended, self._progress)
 
     def _ended(self, exchange: Exchange) -> None:
-        self.told_quiet = False
         self._tap.on_end(self._seen(exchange))
 
     def _progress(self, exchange: Exchange) -> None:
@@ -73,6 +75,9 @@ class _Tapped:
             self.settle(sent)
             if int(head["skipped"]):
                 self._feed(ns, b"", int(head["skipped"]), sent)
+            if not data:
+                self._moved_unseen(ns, total, sent)
+                return
         else:
             _, expected, _ = self._unfinished.get(sent, (ns, 0, total))
             if offset > expected:
@@ -89,6 +94,12 @@ class _Tapped:
         if total > end:
             self._feed(ns, b"", total - end, sent)
 
+    def _moved_unseen(self, ns: int, count: int, sent: bool) -> None:
+        if sent:
+            self.connection.sent_unseen(ns, count)
+        else:
+            self.connection.received_unseen(ns, count)
+
     def _feed(self, ns: int, data: bytes, missing: int, sent: bool) -> None:
         if sent:
             self.connection.sent(ns, data, missing)
@@ -100,42 +111,59 @@ class RequestTap:
     """All server-side connections of the target.
 
     `on_end` gets every finished exchange, `on_progress` those that start, get headers or the first
-    token; `set_quiet(socket)` is asked for once a first token was seen.
+    token; `set_quiet(socket, turn)` is asked for once a first token was seen. However many
+    connections there are and whatever they send, at most `MAX_BUFFERED_BYTES` are held.
     """
 
     def __init__(
         self,
         on_end: Callable[[Seen], None],
         on_progress: Callable[[Seen], None],
-        set_quiet: Callable[[int], None],
+        set_quiet: Callable[[int, int], None],
     ) -> None:
         self.on_end = on_end
         self.on_progress = on_progress
         self._set_quiet = set_quiet
         self._open: dict[int, _Tapped] = {}
+        self._buffered_bytes = 0
 
     def take(self, head: Any, data: bytes, sent: bool) -> None:
         """A piece of `struct text` of kind RECEIVED or SENT."""
-        socket = int(head["key"])
+        socket, ns = int(head["key"]), int(head["start_ns"])
         tapped = self._open.get(socket)
         if tapped is not None and tapped.ports not in ((0, 0), _ports(head)):
             # The kernel gave the address to another connection; the end of the first was lost.
-            self.closed(socket, int(head["start_ns"]))
+            self.closed(socket, ns)
             tapped = None
         if tapped is None:
+            if len(self._open) >= MAX_CONNECTIONS:  # the kernel has forgotten the oldest, too
+                self.closed(next(iter(self._open)), ns)
             tapped = self._open[socket] = _Tapped(self, socket)
+        before = tapped.connection.buffered_bytes
         tapped.take(head, data, sent)
-        if tapped.connection.quiet and not tapped.told_quiet:
-            tapped.told_quiet = True
-            self._set_quiet(socket)
+        self._buffered_bytes += tapped.connection.buffered_bytes - before
+        if self._buffered_bytes > MAX_BUFFERED_BYTES:
+            self._buffered_bytes -= tapped.connection.buffered_bytes
+            tapped.connection.give_up(ns)
+        turn = int(head["flags"])
+        if tapped.connection.quiet and tapped.asked_turn != turn:
+            tapped.asked_turn = turn
+            self._set_quiet(socket, turn)
 
     def closed(self, socket: int, ns: int) -> None:
         """The connection is gone, from either side."""
         tapped = self._open.pop(socket, None)
         if tapped is not None:
+            self._buffered_bytes -= tapped.connection.buffered_bytes
             tapped.settle(True)
             tapped.settle(False)
             tapped.connection.closed(ns)
+
+    def process_gone(self, tgid: int, ns: int) -> None:
+        """A process has exited: so have its Unix sockets, which show no state of their own."""
+        gone = [t for t in self._open.values() if t.tgid == tgid and t.ports == (0, 0)]
+        for tapped in gone:
+            self.closed(tapped.socket, ns)
 
     def pending(self) -> list[Seen]:
         """Exchanges that have not ended, as they stand."""

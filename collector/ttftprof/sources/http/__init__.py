@@ -3,8 +3,8 @@
 `Connection` takes what a server process reads from and writes to one accepted socket, in order,
 each piece with its stamp, and gives one `Exchange` per request. Guarantees: pure (no I/O, no
 clock); never raises on any input; keeps nothing of prompts, answers, keys or headers beyond the
-piece being read; linear time; at most about 512 KiB a connection. A hole in the capture costs
-knowledge, not correctness: what cannot be known is None, and `notes` says why.
+piece being read; linear time; at most about 512 KiB a connection (`buffered_bytes`). A hole in the
+capture costs knowledge, not correctness: what cannot be known is None, and `notes` says why.
 
 h11 and httptools were considered: neither goes on after a hole, nor tells which read or write a
 byte came with.
@@ -16,7 +16,17 @@ from collections import deque
 from collections.abc import Callable
 
 from ttftprof.sources.http.bodies import RequestBody, ResponseBody
-from ttftprof.sources.http.exchange import BEGAN_BEFORE, GAP, Draft, Exchange, Outcome, Protocol
+from ttftprof.sources.http.exchange import (
+    BEGAN_BEFORE,
+    GAP,
+    NO_TOKENS,
+    NOT_STREAMED,
+    TOKEN_INFERRED,
+    Draft,
+    Exchange,
+    Outcome,
+    Protocol,
+)
 from ttftprof.sources.http.framing import (
     BodyHead,
     Framing,
@@ -31,15 +41,29 @@ from ttftprof.sources.http.framing import (
     parse_response,
     protocol_of,
 )
+from ttftprof.sources.http.turns import Turns
 
-__all__ = ["BEGAN_BEFORE", "GAP", "Connection", "Exchange", "Outcome", "Protocol"]
+__all__ = [
+    "BEGAN_BEFORE",
+    "GAP",
+    "NOT_STREAMED",
+    "NO_TOKENS",
+    "TOKEN_INFERRED",
+    "Connection",
+    "Exchange",
+    "Outcome",
+    "Protocol",
+]
 
 _MAX_UNANSWERED = 64
-_OPAQUE_NOTES = {
-    "tls": "encrypted: nothing inside can be seen",
+_OPAQUE_NOTES: dict[Protocol, str] = {
+    "tls": "encrypted (TLS): a request is told from who sends when, nothing inside can be seen",
+    "unseen": "moved by io_uring or the like: a request is told from who sends when",
     "http/2": "HTTP/2 is not read",
     "other": "head larger than 64 KiB",
 }
+_UNSEEN = "sent by sendfile, splice or io_uring: not read"
+_CROWDED = "too much was unfinished at once: not read on"
 
 
 class Connection:
@@ -52,7 +76,7 @@ class Connection:
     __slots__ = (
         "_closed", "_deaf", "_on_exchange", "_on_progress", "_opaque", "_request_body",
         "_request_draft", "_request_head", "_request_lost", "_response_body", "_response_head",
-        "_stray_bytes", "_stray_gap", "_stray_ns", "_unanswered",
+        "_stray_bytes", "_stray_gap", "_stray_ns", "_turns", "_unanswered",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +88,7 @@ class Connection:
         self._on_progress = on_progress
         self._unanswered: deque[Draft] = deque()  # the response in progress belongs to the first
         self._opaque: Draft | None = None  # the one exchange of a connection that cannot be read
+        self._turns: Turns | None = None  # of one whose requests show only by who sends when
         self._deaf = False
         self._closed = False
         self._request_head = HeadBuffer()
@@ -83,22 +108,35 @@ class Connection:
     @property
     def protocol(self) -> Protocol:
         """What is spoken here, as far as seen."""
+        if self._turns is not None:
+            return self._turns.protocol
         return self._opaque.protocol if self._opaque else "http/1"
 
     @property
     def quiet(self) -> bool:
-        """True while only big (400 bytes or more) or terminal writes are still of interest.
+        """True while only big writes and the last ones are still of interest.
 
         The first token of a streamed response has been seen and its end has not. Small writes may
-        then be given as `sent(ns, b"", n)`. It is False again once the response has ended.
+        then be given as `sent(ns, b"", n)`. It is False again once the response has ended, and
+        while other requests wait for theirs: what follows may be the next first token.
         """
-        if self._response_body is None or not self._unanswered:
+        if self._response_body is None or len(self._unanswered) != 1:
             return False
         draft = self._unanswered[0]
         return draft.facts.first_text_ns is not None and draft.reads_lines
 
+    @property
+    def buffered_bytes(self) -> int:
+        """How much of unfinished heads and lines is held."""
+        body = self._unanswered[0].body if self._unanswered else None
+        heads = len(self._request_head.bytes) + len(self._response_head.bytes)
+        return heads + (body.buffered_bytes if body is not None else 0)
+
     def received(self, ns: int, data: bytes, missing: int = 0) -> None:
         """The server read `data`, and after it `missing` bytes that were not captured."""
+        if self._turns is not None:
+            self._turns.received(ns, data, missing)
+            return
         if self._ignoring(request_bytes=len(data) + missing):
             return
         if data:
@@ -108,6 +146,9 @@ class Connection:
 
     def sent(self, ns: int, data: bytes, missing: int = 0) -> None:
         """The server wrote `data`, and after it `missing` bytes that were not captured."""
+        if self._turns is not None:
+            self._turns.sent(ns, data, missing)
+            return
         if self._ignoring(response_bytes=len(data) + missing):
             return
         if data:
@@ -115,11 +156,39 @@ class Connection:
         if missing and not self._ignoring(response_bytes=missing):
             self._send_gap(ns, missing)
 
+    def received_unseen(self, ns: int, count: int) -> None:
+        """The server read `count` bytes into no buffer that could be looked into."""
+        untouched = not self._unanswered and self._stray_ns is None and not self._request_lost
+        if self._turns is None and untouched and not self._deaf:
+            self._turn_to(ns, "unseen")
+        self.received(ns, b"", count)
+
+    def sent_unseen(self, ns: int, count: int) -> None:
+        """The server wrote `count` bytes out of no buffer that could be looked into."""
+        if self._turns is None and self._unanswered and not self._deaf:
+            draft = self._unanswered[0]
+            draft.unseen = True
+            draft.note(_UNSEEN)
+            draft.headers_ns = ns if draft.headers_ns is None else draft.headers_ns
+            draft.first_body_ns = ns if draft.first_body_ns is None else draft.first_body_ns
+            self._tell_token(draft)
+        self.sent(ns, b"", count)
+
+    def give_up(self, ns: int) -> None:
+        """Reads no further, and lets go of what is held."""
+        while self._unanswered:
+            self._unanswered[0].note(_CROWDED)
+            self._finish(ns, whole=False)
+        self._request_head.bytes.clear()
+        self._deaf = True
+
     def closed(self, ns: int) -> None:
         """The connection is gone; ends every exchange. Idempotent."""
         if self._closed:
             return
         self._closed = self._deaf = True
+        if self._turns is not None:
+            self._turns.closed(ns)
         if self._opaque is not None:
             self._unanswered.append(self._opaque)
         while self._unanswered:
@@ -133,6 +202,7 @@ class Connection:
     def pending(self) -> list[Exchange]:
         """Snapshots of the exchanges that have not ended."""
         drafts = [*self._unanswered, *([self._opaque] if self._opaque and not self._closed else [])]
+        drafts += self._turns.pending() if self._turns is not None else []
         return [draft.snapshot() for draft in drafts]
 
     # What the server reads
@@ -149,6 +219,8 @@ class Connection:
                 pos = self._read_request_head(ns, data, pos, draft)
             else:
                 pos = self._read_request_body(ns, data, pos, draft, self._request_body)
+        if self._turns is not None:
+            self._turns.received(ns, data[pos:], 0)
 
     def _begin_request(self, ns: int, data: bytes, pos: int) -> int:
         if data[pos] in b"\r\n":  # allowed, and ignored, between requests
@@ -167,7 +239,10 @@ class Connection:
         begins = head or bytes(self._request_head.bytes[:24])
         protocol = protocol_of(begins[:24])
         if protocol == "tls":
-            self._become_opaque(draft, "tls")
+            held = head or bytes(self._request_head.bytes)
+            self._request_head.bytes.clear()
+            self._unanswered.pop()
+            self._turn_to(draft.start_ns, "tls").received(ns, held, 0)
         elif protocol == "other":
             self._lose_request(draft, len(data) - pos)
             return len(data)
@@ -299,6 +374,8 @@ class Connection:
                 pos = self._read_lost(ns, data, pos, write_bytes, framing)
             else:
                 pos = self._read_response_body(ns, data, pos, framing)
+        if self._turns is not None:
+            self._turns.sent(ns, data[pos:], 0)
 
     def _read_response_head(self, ns: int, data: bytes, pos: int) -> int:
         buffered = self._response_head.bytes
@@ -333,8 +410,9 @@ class Connection:
     def _unrecognised_response(self, ns: int, data: bytes, pos: int) -> int:
         if not self._unanswered:
             if protocol_of(data[pos : pos + 3]) == "tls" and pos == 0:
-                self._become_opaque(Draft(ns), "tls")
-            elif pos == 0 and begins_stream(data):
+                self._turn_to(ns, "tls")
+                return pos
+            if pos == 0 and begins_stream(data):
                 self._lose_response(self._adopt(ns))
                 return pos
             return len(data)
@@ -384,7 +462,12 @@ class Connection:
             draft.first_body_ns = ns
         if draft.body is not None:
             draft.body.feed(ns, payload)
-        if draft.facts.first_text_ns is not None and not draft.token_announced:
+        self._tell_token(draft)
+
+    def _tell_token(self, draft: Draft) -> None:
+        if draft.token_announced:
+            return
+        if draft.facts.first_text_ns is not None or draft.first_token_ns is not None:
             draft.token_announced = True
             self._progress(draft)
 
@@ -472,6 +555,19 @@ class Connection:
         self._request_head.bytes.clear()
         self._response_head.bytes.clear()
         self._progress(draft)
+
+    def _turn_to(self, ns: int, protocol: Protocol) -> Turns:
+        """From now on requests are told from who sends when."""
+        self._deaf = True
+        self._turns = Turns(ns, protocol, _OPAQUE_NOTES[protocol], self._turn_ended, self._progress)
+        return self._turns
+
+    def _turn_ended(self, draft: Draft) -> None:
+        draft.finished = True
+        outcome: Outcome = "ok"
+        if draft.headers_ns is None:
+            outcome = "incomplete" if draft.request_end_ns is None else "cancelled"
+        self._on_exchange(draft.snapshot(outcome))
 
     def _ignoring(self, request_bytes: int = 0, response_bytes: int = 0) -> bool:
         if self._deaf and self._opaque is not None and not self._closed:

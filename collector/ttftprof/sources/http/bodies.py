@@ -21,6 +21,7 @@ from ttftprof.sources.http.jsonscan import JsonScanner, compile_paths, walk
 
 MAX_LINE_BYTES = 256 * 1024
 MAX_INFLATED_BYTES = 16 * 1024 * 1024
+INFLATER_BYTES = 48 * 1024  # zlib's window and state
 MAX_MODEL_CHARS = 256
 _INFLATE_STEP_BYTES = 64 * 1024
 _LARGEST_NUMBER = 2**63
@@ -356,11 +357,17 @@ class ResponseBody:
         if facts.first_text_ns is None:
             self._scan_cut_line()
         facts.blind = True
+        facts.last_text_ns = None
         self._line.clear()
         self._dropping = False
         self._unsynced = True
         if self._inflater is not None or self._scanner is not None:
             self._sniff = False
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What it holds of the body: a line that is not complete, a decompressor's window."""
+        return len(self._line) + (0 if self._inflater is None else INFLATER_BYTES)
 
     def end(self, ns: int) -> None:
         """The body is complete: a last line may have no newline."""

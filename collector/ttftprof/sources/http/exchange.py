@@ -6,22 +6,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ttftprof.sources.http.bodies import Facts, RequestBody, ResponseBody
+from ttftprof.sources.http.bodies import UNREADABLE_CODING, Facts, RequestBody, ResponseBody
 
-Protocol = Literal["http/1", "tls", "http/2", "other"]
+Protocol = Literal["http/1", "tls", "unseen", "http/2", "other"]
 Outcome = Literal["ok", "error", "cancelled", "incomplete"]
 
 BEGAN_BEFORE = "began before recording"
 GAP = "gap in capture"
 TOKEN_UNCERTAIN = "first token uncertain: something before it went unread"
+TOKEN_INFERRED = "first token inferred: the first write of an answer that cannot be read"
+NOT_STREAMED = "not streamed: the first token came with the whole answer"
+NO_TOKENS = "an answer without tokens: its first byte counts"
 
 _GENERATING = (
     "/chat/completions", "/completions", "/completion", "/infill", "/v1/messages", "/responses",
     "/v1/complete", "/api/chat", "/generate", "/generate_stream", "/generate/stream",
     "/invocations",
 )  # fmt: skip
+_COMPUTING = (
+    "/embeddings", "/embedding", "/embed", "/embed_all", "/rerank", "/reranking", "/score",
+    "/pooling", "/classify", "/predict",
+)  # fmt: skip
 _STREAMING_BY_NATURE = ("/generate_stream", "/generate/stream")
 _STREAMING_BY_DEFAULT = ("/api/chat", "/api/generate")
+_WORK_NS = 50_000_000  # an unreadable request that waited this long had a model work
+_WORK_WRITES = 3  # or was answered in pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +52,8 @@ class Exchange:
     first_token_ns: int | None
     """First byte of the first SSE event or NDJSON line that carries generated, non-empty text; in a
     plain JSON response, the write in which that text begins. None unless it is certainly the
-    first."""
+    first. Where there are no tokens, or none can be read, the first byte of the answer: `notes`
+    then say so."""
     last_token_ns: int | None
     """As `first_token_ns`, of the last piece; None where small writes were left out (`quiet`)."""
     end_ns: int | None
@@ -68,7 +78,7 @@ class Exchange:
     timings: Mapping[str, float] = field(hash=False)
     """The server's own durations, names ending in their unit: `prompt_ms`, `load_duration_ns`…"""
     generates: bool
-    """The endpoint is one that generates text."""
+    """The endpoint has a model work: it generates text, embeds or ranks."""
     prompt_bytes: int
     """Size of the request body."""
     protocol: Protocol
@@ -84,7 +94,7 @@ class Draft:
         "announced", "body", "end_ns", "endpoint", "facts", "finished", "first_body_ns",
         "headers_ns", "last_sent_ns", "left_out", "lost", "method", "notes", "protocol", "request",
         "request_bytes", "request_end_ns", "response_bytes", "start_ns", "status",
-        "token_announced",
+        "token_announced", "unseen", "writes",
     )  # fmt: skip
 
     def __init__(self, start_ns: int, protocol: Protocol = "http/1") -> None:
@@ -106,6 +116,8 @@ class Draft:
         self.notes: list[str] = []
         self.lost = False  # where the response begins or ends was not captured
         self.left_out = False  # small writes were left out by arrangement
+        self.unseen = False  # some of the answer was sent out of no buffer
+        self.writes = 0  # of an answer that cannot be read
         self.announced = False
         self.token_announced = False
         self.finished = False
@@ -128,10 +140,28 @@ class Draft:
 
     @property
     def generates(self) -> bool:
-        """The endpoint generates text; for one that was not seen, whether text was."""
+        """The endpoint has a model work; for one that was not seen, whether it seems so."""
+        if self.protocol in ("tls", "unseen"):
+            if self.request_end_ns is None:
+                return False
+            waited_ns = (self.headers_ns or self.end_ns or self.start_ns) - self.start_ns
+            return waited_ns >= _WORK_NS or self.writes >= _WORK_WRITES
         if not self.endpoint:
             return self.facts.first_text_ns is not None
-        return self.method in ("POST", "") and self.endpoint.rstrip("/").endswith(_GENERATING)
+        return self.makes_text or self.computes
+
+    @property
+    def makes_text(self) -> bool:
+        """The endpoint is one that generates text."""
+        return self._posts_to(_GENERATING)
+
+    @property
+    def computes(self) -> bool:
+        """The endpoint has a model work, but not for text."""
+        return self._posts_to(_COMPUTING)
+
+    def _posts_to(self, endings: tuple[str, ...]) -> bool:
+        return self.method in ("POST", "") and self.endpoint.rstrip("/").endswith(endings)
 
     @property
     def reads_lines(self) -> bool:
@@ -147,8 +177,8 @@ class Draft:
             request_end_ns=self.request_end_ns,
             headers_ns=self.headers_ns,
             first_body_ns=self.first_body_ns,
-            first_token_ns=facts.first_text_ns if facts.token_certain else None,
-            last_token_ns=None if self.left_out else facts.last_text_ns,
+            first_token_ns=self.first_token_ns,
+            last_token_ns=facts.last_text_ns,
             end_ns=self.end_ns,
             method=self.method,
             endpoint=self.endpoint,
@@ -182,10 +212,33 @@ class Draft:
                 return endpoint.endswith(_STREAMING_BY_DEFAULT)
         return self.body.streamed if self.body else None
 
+    @property
+    def first_token_ns(self) -> int | None:
+        """The first token, or what stands for it; None if that is not known for certain."""
+        if self._inferred or (self.computes and (self.status or 400) < 400):
+            return self.first_body_ns
+        return self.facts.first_text_ns if self.facts.token_certain else None
+
+    @property
+    def _inferred(self) -> bool:
+        """Nothing of the answer can be read, so that its first write has to do."""
+        if self.protocol in ("tls", "unseen"):
+            return self.headers_ns is not None
+        unreadable = self.unseen or (self.body is not None and UNREADABLE_CODING in self.body.notes)
+        failed = self.status is not None and self.status >= 400
+        return unreadable and self.makes_text and not failed and self.facts.first_text_ns is None
+
     def _all_notes(self) -> tuple[str, ...]:
         notes = list(self.notes)
         notes += self.request.notes if self.request else []
         notes += self.body.notes if self.body else []
-        if self.facts.first_text_ns is not None and not self.facts.token_certain:
-            notes.append(TOKEN_UNCERTAIN)
+        if self._inferred:
+            notes.append(TOKEN_INFERRED)
+        elif self.computes:
+            notes.append(NO_TOKENS)
+        elif self.facts.first_text_ns is not None:
+            if not self.facts.token_certain:
+                notes.append(TOKEN_UNCERTAIN)
+            elif self.body is not None and self.body.by_lines is False:
+                notes.append(NOT_STREAMED)
         return tuple(dict.fromkeys(notes))

@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * Connections of the target, and how one ends. In a header because a Unix socket
+ * has no state that a tracepoint shows: its end is the close() that syscalls.bpf.c sees.
+ */
+#pragma once
+
+#include "text.bpf.h"
+
+#define AF_UNIX 1
+#define AF_INET 2
+#define AF_INET6 10
+#define TCP_CLOSE 7
+
+enum role { ROLE_UNKNOWN, ROLE_SERVER, ROLE_CLIENT, ROLE_OTHER };
+
+struct conn {
+	u64 arrival_ns; /* data waits unread since */
+	u64 inode;	/* of the socket; its address goes to the next one, this does not */
+	u32 ports;	/* local << 16 | remote; 0 of a Unix socket */
+	u32 skipped;	/* bytes of quiet writes not reported yet */
+	u32 first;	/* the first bytes read, while they are too few to tell the role */
+	u16 turn;	/* counts reads and response heads: what ends a quiet */
+	u8 role;
+	u8 firsts;   /* bytes in `first` */
+	u8 accepted; /* the target's own: it took this connection */
+	u8 pad[7];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, u64);
+	__type(value, struct conn);
+} conns __weak SEC(".maps");
+
+#define TAIL_WRITES 8
+#define TAIL_BYTES 512
+
+/*
+ * A connection in quiet: its small writes are counted, and the last of them kept,
+ * because what ends an answer (token counts, timings) is small too. Made by the
+ * collector for the turn in which it saw a first token; that turn's end hands over
+ * what is kept and takes the quiet away.
+ */
+struct tail {
+	u32 turn;
+	u32 held; /* writes since quiet began; the last TAIL_WRITES are here */
+	u64 writer; /* pid_tgid */
+	u64 ns[TAIL_WRITES];
+	u32 total[TAIL_WRITES];
+	u32 length[TAIL_WRITES];
+	u8 bytes[TAIL_WRITES * TAIL_BYTES + TAIL_BYTES]; /* the rest satisfies the verifier */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 4096);
+	__type(key, u64);
+	__type(value, struct tail);
+} quiet __weak SEC(".maps");
+
+struct kept_text {
+	struct text head;
+	u8 bytes[TAIL_BYTES];
+};
+
+static __always_inline struct sock *unix_peer(const struct sock *sk)
+{
+	const struct unix_sock *unix_sock = (const struct unix_sock *)sk;
+
+	if (!bpf_core_field_exists(unix_sock->peer) ||
+	    BPF_CORE_READ(sk, __sk_common.skc_family) != AF_UNIX)
+		return 0;
+	return BPF_CORE_READ(unix_sock, peer);
+}
+
+static __always_inline void conn_event(u16 kind, u64 key, u32 ports, u16 flags, u64 peer)
+{
+	struct event *e = event_begin(kind, bpf_ktime_get_ns());
+
+	if (!e)
+		return;
+	e->ino = key;
+	e->a = ports;
+	e->b = peer;
+	e->flags = flags;
+	event_end(e);
+}
+
+struct handing_over {
+	u64 key;
+	u32 from;
+	u32 skipped;
+};
+
+/* One kept write, for bpf_loop. Straight into the ring: this also runs in an
+ * interrupt, where `scratch` may be in use. */
+static long send_kept(u32 index, struct handing_over *job)
+{
+	struct tail *q = bpf_map_lookup_elem(&quiet, &job->key);
+	struct conn *c = bpf_map_lookup_elem(&conns, &job->key);
+
+	if (!q || !c)
+		return 1;
+	u32 slot = (job->from + index) & (TAIL_WRITES - 1);
+	u32 length = q->length[slot] & (TAIL_BYTES - 1);
+	struct kept_text *kept = bpf_ringbuf_reserve(&texts, sizeof(*kept), 0);
+	if (!kept) {
+		lose(LOST_TEXTS);
+		job->skipped += q->total[slot];
+		return 0;
+	}
+	__builtin_memset(&kept->head, 0, sizeof(kept->head));
+	kept->head.start_ns = q->ns[slot];
+	kept->head.end_ns = bpf_ktime_get_ns();
+	kept->head.key = job->key;
+	kept->head.tid = (u32)q->writer;
+	kept->head.tgid = q->writer >> 32;
+	kept->head.dev = c->ports;
+	kept->head.kind = TEXT_SENT;
+	kept->head.flags = c->turn;
+	kept->head.total = q->total[slot];
+	kept->head.skipped = job->skipped;
+	kept->head.length = length;
+	bpf_probe_read_kernel(kept->bytes, length, q->bytes + slot * TAIL_BYTES);
+	job->skipped = 0;
+	bpf_ringbuf_submit(kept, 0);
+	return 0;
+}
+
+/* Hands over the last writes of a quiet, oldest first. */
+static __always_inline void end_quiet(u64 key, struct conn *c)
+{
+	struct tail *q = bpf_map_lookup_elem(&quiet, &key);
+
+	if (!q)
+		return;
+	u32 count = q->held < TAIL_WRITES ? q->held : TAIL_WRITES;
+	struct handing_over job = {.key = key, .from = q->held - count, .skipped = c->skipped};
+	bpf_loop(count, send_kept, &job, 0);
+	c->skipped = job.skipped;
+	bpf_map_delete_elem(&quiet, &key);
+}
+
+static __always_inline void conn_gone(u64 key, struct conn *c)
+{
+	if (c->role == ROLE_SERVER) {
+		end_quiet(key, c);
+		conn_event(EVENT_CONN, key, c->ports, TCP_CLOSE, 0);
+	}
+	bpf_map_delete_elem(&conns, &key);
+}
