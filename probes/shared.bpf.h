@@ -14,7 +14,7 @@
 #include "events.h"
 
 #define EVENT_RING_BYTES (8 << 20)
-#define TEXT_RING_BYTES (4 << 20)
+#define TEXT_RING_BYTES (8 << 20)
 #define END_RING_BYTES (1 << 20)
 #define THREADS 8192
 #define FILES 4096

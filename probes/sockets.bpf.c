@@ -284,36 +284,41 @@ int BPF_PROG(sockets__receive, struct pt_regs *regs, long ret)
 /* Keeps a small write of a quiet, in place of the oldest; false if it ends the quiet:
  * too big, a response's head, or the last chunk. */
 static __always_inline bool keep(struct tail *q, struct conn *c, struct thread_slot *t,
-				 struct source src, u32 total)
+				 u64 key, struct source src, u32 total)
 {
-	u32 slot = q->held & (TAIL_WRITES - 1);
-	u8 *kept = q->bytes + slot * TAIL_BYTES;
+	struct kept_text *kept = &q->writes[q->held & (TAIL_WRITES - 1)];
+	u8 *bytes = kept->bytes;
+	u64 id = bpf_get_current_pid_tgid();
 	u32 length = 0;
 
 	if (total >= TAIL_BYTES)
 		return false;
 	if (q->held >= TAIL_WRITES)
-		c->skipped += q->total[slot];
+		c->skipped += kept->head.total;
 	for (u32 i = 0; i < 8; i++) {
 		if (length >= total || !source_advance(&src))
 			break;
 		u64 n = src.left;
 		if (n > total - length)
 			n = total - length;
-		if (bpf_probe_read_user(kept + (length & (TAIL_BYTES - 1)), n & (TAIL_BYTES - 1),
+		if (bpf_probe_read_user(bytes + (length & (TAIL_BYTES - 1)), n & (TAIL_BYTES - 1),
 					(void *)src.base))
 			break;
 		length += n;
 		src.left = 0;
 	}
-	q->ns[slot] = t->enter_ns;
-	q->total[slot] = total;
-	q->length[slot] = length;
-	q->writer = bpf_get_current_pid_tgid();
+	kept->head.start_ns = t->enter_ns;
+	kept->head.key = key;
+	kept->head.tid = (u32)id;
+	kept->head.tgid = id >> 32;
+	kept->head.dev = c->ports;
+	kept->head.kind = TEXT_SENT;
+	kept->head.total = total;
+	kept->head.length = length;
 	q->held++;
-	if (length >= 4 && kept[0] == 'H' && kept[1] == 'T' && kept[2] == 'T' && kept[3] == 'P')
+	if (length >= 4 && bytes[0] == 'H' && bytes[1] == 'T' && bytes[2] == 'T' && bytes[3] == 'P')
 		return false;
-	u8 *end = kept + ((length - 5) & (TAIL_BYTES - 1));
+	u8 *end = bytes + ((length - 5) & (TAIL_BYTES - 1));
 	return length < 5 || end[0] != '0' || end[1] != '\r' || end[2] != '\n' || end[3] != '\r';
 }
 
@@ -330,11 +335,13 @@ static __always_inline bool kept_quiet(u64 key, struct conn *c, struct thread_sl
 		return false;
 	}
 	u32 held = q->held;
-	if (keep(q, c, t, *src, total))
+	if (keep(q, c, t, key, *src, total))
 		return true;
 	bool kept = q->held != held;
-	c->turn++; /* what comes next may be asked to be quiet anew */
+	/* Handed over under the old turn, so that the collector does not ask anew, and put
+	 * another tail in this one's place, before that is done. */
 	end_quiet(key, c);
+	c->turn++;
 	return kept;
 }
 

@@ -43,14 +43,16 @@ struct {
  * collector for the turn in which it saw a first token; that turn's end hands over
  * what is kept and takes the quiet away.
  */
+struct kept_text {
+	struct text head;
+	u8 bytes[TAIL_BYTES];
+};
+
 struct tail {
 	u32 turn;
 	u32 held; /* writes since quiet began; the last TAIL_WRITES are here */
-	u64 writer; /* pid_tgid */
-	u64 ns[TAIL_WRITES];
-	u32 total[TAIL_WRITES];
-	u32 length[TAIL_WRITES];
-	u8 bytes[TAIL_WRITES * TAIL_BYTES + TAIL_BYTES]; /* the rest satisfies the verifier */
+	struct kept_text writes[TAIL_WRITES];
+	u8 rest[TAIL_BYTES]; /* never used; the verifier adds the longest to the last */
 };
 
 struct {
@@ -60,11 +62,6 @@ struct {
 	__type(key, u64);
 	__type(value, struct tail);
 } quiet __weak SEC(".maps");
-
-struct kept_text {
-	struct text head;
-	u8 bytes[TAIL_BYTES];
-};
 
 static __always_inline struct sock *unix_peer(const struct sock *sk)
 {
@@ -93,40 +90,25 @@ struct handing_over {
 	u64 key;
 	u32 from;
 	u32 skipped;
+	u32 turn;
 };
 
-/* One kept write, for bpf_loop. Straight into the ring: this also runs in an
- * interrupt, where `scratch` may be in use. */
+/* One kept write, for bpf_loop. */
 static long send_kept(u32 index, struct handing_over *job)
 {
 	struct tail *q = bpf_map_lookup_elem(&quiet, &job->key);
-	struct conn *c = bpf_map_lookup_elem(&conns, &job->key);
 
-	if (!q || !c)
+	if (!q)
 		return 1;
-	u32 slot = (job->from + index) & (TAIL_WRITES - 1);
-	u32 length = q->length[slot] & (TAIL_BYTES - 1);
-	struct kept_text *kept = bpf_ringbuf_reserve(&texts, sizeof(*kept), 0);
-	if (!kept) {
-		lose(LOST_TEXTS);
-		job->skipped += q->total[slot];
-		return 0;
-	}
-	__builtin_memset(&kept->head, 0, sizeof(kept->head));
-	kept->head.start_ns = q->ns[slot];
+	struct kept_text *kept = &q->writes[(job->from + index) & (TAIL_WRITES - 1)];
 	kept->head.end_ns = bpf_ktime_get_ns();
-	kept->head.key = job->key;
-	kept->head.tid = (u32)q->writer;
-	kept->head.tgid = q->writer >> 32;
-	kept->head.dev = c->ports;
-	kept->head.kind = TEXT_SENT;
-	kept->head.flags = c->turn;
-	kept->head.total = q->total[slot];
+	kept->head.flags = job->turn;
 	kept->head.skipped = job->skipped;
-	kept->head.length = length;
-	bpf_probe_read_kernel(kept->bytes, length, q->bytes + slot * TAIL_BYTES);
 	job->skipped = 0;
-	bpf_ringbuf_submit(kept, 0);
+	if (bpf_ringbuf_output(&texts, kept, sizeof(kept->head) + (kept->head.length & (TAIL_BYTES - 1)), 0)) {
+		lose(LOST_TEXTS);
+		job->skipped = kept->head.skipped + kept->head.total;
+	}
 	return 0;
 }
 
@@ -138,7 +120,8 @@ static __always_inline void end_quiet(u64 key, struct conn *c)
 	if (!q)
 		return;
 	u32 count = q->held < TAIL_WRITES ? q->held : TAIL_WRITES;
-	struct handing_over job = {.key = key, .from = q->held - count, .skipped = c->skipped};
+	struct handing_over job = {
+		.key = key, .from = q->held - count, .skipped = c->skipped, .turn = c->turn};
 	bpf_loop(count, send_kept, &job, 0);
 	c->skipped = job.skipped;
 	bpf_map_delete_elem(&quiet, &key);

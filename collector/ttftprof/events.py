@@ -110,7 +110,6 @@ REMOTE_REQUEST = np.dtype(
     ]
 )
 REMOTE_KEY_BYTES = 24  # struct remote_key of probes/remote.bpf.h
-TAIL_SIZE_BYTES = 4752  # struct tail of probes/sockets.bpf.h
 
 TEXT = np.dtype(
     [

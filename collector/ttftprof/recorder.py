@@ -661,6 +661,7 @@ class Recorder:
         try:
             self._gpus.stop()
             self._cycle()
+            self._count_requests()
             self._sample_mounts("end")
             self._write(now_ns())
             for seen in self.unfinished():

@@ -80,6 +80,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "bpf_map__name": (c.c_char_p, (Pointer,)),
     "bpf_map__reuse_fd": (c.c_int, (Pointer, c.c_int)),
     "bpf_map__set_max_entries": (c.c_int, (Pointer, c.c_uint32)),
+    "bpf_map__value_size": (c.c_uint32, (Pointer,)),
     "bpf_map__initial_value": (Pointer, (Pointer, c.POINTER(c.c_size_t))),
     "bpf_program__name": (c.c_char_p, (Pointer,)),
     "bpf_program__section_name": (c.c_char_p, (Pointer,)),

@@ -28,7 +28,6 @@ from ttftprof.events import (
     FILE_SLOT,
     REMOTE_KEY_BYTES,
     REMOTE_REQUEST,
-    TAIL_SIZE_BYTES,
     THREAD_SLOT,
     Kind,
     Records,
@@ -80,7 +79,7 @@ class Settings:
     short_wait_ns: int = 100_000
     min_file_bytes: int = 1 << 20
     event_ring_bytes: int = 8 << 20
-    text_ring_bytes: int = 4 << 20
+    text_ring_bytes: int = 8 << 20
     tick_hz: int = 251
     own_tgid: int = field(default_factory=os.getpid)
 
@@ -226,6 +225,10 @@ class ProbeObject:
             yield lib.bpf_map__name(current).decode(), Pointer(current)
             current = lib.bpf_object__next_map(self.pointer, current)
 
+    def value_bytes(self, name: str) -> int:
+        """The size of a map's values."""
+        return int(library().bpf_map__value_size(dict(self.maps())[name]))
+
     def load(self, settings: Settings, without: Iterable[str]) -> None:
         """Writes the settings and loads all programs but `without`; raises `BpfError`."""
         lib = library()
@@ -289,6 +292,7 @@ class ProbeSession:
                 self._object = candidate
         self._mark_absent()
         self._maps = {n: int(library().bpf_map__fd(p)) for n, p in self._object.maps()}
+        self._tail_bytes = self._object.value_bytes("quiet")
         self._map_memory()
 
     def _unavailable(self) -> set[str]:
@@ -488,7 +492,7 @@ class ProbeSession:
     def set_quiet(self, socket: int, turn: int) -> None:
         """From now on the small writes on this socket are only counted, and the last ones kept,
         until its turn is over. Without effect if it is already, or if too many are quiet."""
-        tail = struct.pack("<I", turn).ljust(TAIL_SIZE_BYTES, b"\0")
+        tail = struct.pack("<I", turn).ljust(self._tail_bytes, b"\0")
         with suppress(BpfError):  # the map is full: the writes are looked at one by one
             libbpf.map_update(self._maps["quiet"], struct.pack("<Q", socket), tail)
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ttftprof.sources.http import Connection, Exchange
+from ttftprof.sources.http.tail import Tail
 
 MAX_CONNECTIONS = 16_384  # as many as the kernel side follows
 MAX_BUFFERED_BYTES = 64 << 20
@@ -53,6 +54,7 @@ class _Tapped:
         self.ports = (0, 0)
         self.asked_turn: int | None = None  # of the connection, for which quiet was asked
         self._tap = tap
+        self._tail = Tail()
         self._unfinished: dict[bool, tuple[int, int, int]] = {}  # sent -> (ns, next offset, total)
         self.connection = Connection(self._ended, self._progress)
 
@@ -95,16 +97,41 @@ class _Tapped:
             self._feed(ns, b"", total - end, sent)
 
     def _moved_unseen(self, ns: int, count: int, sent: bool) -> None:
+        self.read_tail(ns)
         if sent:
             self.connection.sent_unseen(ns, count)
         else:
             self.connection.received_unseen(ns, count)
 
     def _feed(self, ns: int, data: bytes, missing: int, sent: bool) -> None:
+        if sent and self.connection.quiet and self._tail.keep(ns, data, missing):
+            return
+        self.read_tail(ns)
         if sent:
             self.connection.sent(ns, data, missing)
         else:
             self.connection.received(ns, data, missing)
+
+    def read_tail(self, ns: int) -> None:
+        """What was kept is read now: something follows it, or nothing will."""
+        for at, data, missing in self._tail.take(ns):
+            self.connection.sent(at, data, missing)
+
+    def close(self, ns: int) -> None:
+        """The connection is gone."""
+        self.settle(True)
+        self.settle(False)
+        self.read_tail(ns)
+        self.connection.closed(ns)
+
+    def give_up(self, ns: int) -> None:
+        """Reads no further, and lets go of what is held."""
+        self.read_tail(ns)
+        self.connection.give_up(ns)
+
+    @property
+    def buffered_bytes(self) -> int:
+        return self.connection.buffered_bytes + self._tail.size_bytes
 
 
 class RequestTap:
@@ -139,12 +166,11 @@ class RequestTap:
             if len(self._open) >= MAX_CONNECTIONS:  # the kernel has forgotten the oldest, too
                 self.closed(next(iter(self._open)), ns)
             tapped = self._open[socket] = _Tapped(self, socket)
-        before = tapped.connection.buffered_bytes
+        before = tapped.buffered_bytes
         tapped.take(head, data, sent)
-        self._buffered_bytes += tapped.connection.buffered_bytes - before
-        if self._buffered_bytes > MAX_BUFFERED_BYTES:
-            self._buffered_bytes -= tapped.connection.buffered_bytes
-            tapped.connection.give_up(ns)
+        if self._buffered_bytes + tapped.buffered_bytes - before > MAX_BUFFERED_BYTES:
+            tapped.give_up(ns)
+        self._buffered_bytes += tapped.buffered_bytes - before
         turn = int(head["flags"])
         if tapped.connection.quiet and tapped.asked_turn != turn:
             tapped.asked_turn = turn
@@ -154,10 +180,8 @@ class RequestTap:
         """The connection is gone, from either side."""
         tapped = self._open.pop(socket, None)
         if tapped is not None:
-            self._buffered_bytes -= tapped.connection.buffered_bytes
-            tapped.settle(True)
-            tapped.settle(False)
-            tapped.connection.closed(ns)
+            self._buffered_bytes -= tapped.buffered_bytes
+            tapped.close(ns)
 
     def process_gone(self, tgid: int, ns: int) -> None:
         """A process has exited: so have its Unix sockets, which show no state of their own."""

@@ -120,7 +120,8 @@ class Connection:
         then be given as `sent(ns, b"", n)`. It is False again once the response has ended, and
         while other requests wait for theirs: what follows may be the next first token.
         """
-        if self._response_body is None or len(self._unanswered) != 1:
+        framing = self._response_body
+        if framing is None or framing.of_known_length or len(self._unanswered) != 1:
             return False
         draft = self._unanswered[0]
         return draft.facts.first_text_ns is not None and draft.reads_lines

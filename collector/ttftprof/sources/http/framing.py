@@ -202,6 +202,11 @@ class Framing:
         """True when only closing the connection ends this body."""
         return self._state == _UNTIL_CLOSE
 
+    @property
+    def of_known_length(self) -> bool:
+        """True when the head told how long this body is."""
+        return self._state == _FIXED
+
     def feed(self, data: bytes, pos: int) -> tuple[int, int, int]:
         """One step from `pos`: (payload start, payload end, new position). Not for `lost`."""
         state = self._state
