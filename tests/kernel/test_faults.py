@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import signal
 import socket
@@ -11,16 +12,19 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from conftest import unsupported
 from kernel.support import Recording, recording, start_recording
+from ttftprof.cli.record import Gate
 from ttftprof.events import Kind, Records
 from ttftprof.recording import Reader
 from workloads.cache import make_model
@@ -118,6 +122,38 @@ def test_without_root_it_names_sudo(tmp_path: Path, sleeper: Process) -> None:
     assert outcome.code == 4
     assert "need root" in outcome.said
     assert "sudo ttftprof record" in outcome.said
+
+
+@pytest.mark.parametrize(
+    ("dropped", "named"),
+    [
+        ("-bpf,-perfmon,-sys_admin", {"CAP_BPF", "CAP_PERFMON"}),
+        ("-perfmon,-sys_admin", {"CAP_PERFMON"}),
+        ("-sys_ptrace", {"CAP_SYS_PTRACE"}),
+        ("-sys_admin", set()),
+    ],
+)
+def test_a_root_without_a_capability_is_told_which(
+    tmp_path: Path, dropped: str, named: set[str]
+) -> None:
+    command = ["setpriv", f"--bounding-set={dropped}", sys.executable, "-m", "ttftprof", "record"]
+    done = subprocess.run(
+        [*command, "-o", "a.ttft", "-q", "--", "true"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    if not named:  # what the two narrower ones give is enough
+        assert done.returncode == 0, done.stderr
+        return
+    assert done.returncode == 4
+    assert set(re.findall(r"CAP_\w+", done.stderr)) == named
+    for name in named:
+        assert f"--cap-add={name.removeprefix('CAP_')}" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 _IN_A_PID_NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc")
@@ -249,9 +285,15 @@ def test_an_existing_output_is_kept_unless_forced(tmp_path: Path, sleeper: Proce
     outcome = record(*arguments, cwd=tmp_path)
     assert outcome.code == 7
     assert "--force" in outcome.said
+    outcome = record(*arguments, "--force", cwd=tmp_path)
+    assert outcome.code == 7
+    assert "no recording of ttftprof" in outcome.said
+    assert outcome.has_next_step
     assert path.read_text() == "precious"
-    assert record(*arguments, "--force", cwd=tmp_path).code == 0
-    assert ending(path) == (True, "the duration is over")
+    path.unlink()
+    for more in ((), ("--force",)):
+        assert record(*arguments, *more, cwd=tmp_path).code == 0
+        assert ending(path) == (True, "the duration is over")
 
 
 @pytest.mark.parametrize("arguments", [("-o", "no/a.ttft"), ("--ready-file", "no/ready")])
@@ -284,6 +326,21 @@ def test_a_full_disk_ends_the_recording_and_keeps_it(tmp_path: Path, busy: Proce
         assert ending(disk / "a.ttft") == (False, None)
         assert len(events(disk / "a.ttft"))
     assert busy.poll() is None
+
+
+@pytest.mark.parametrize("size_kb", [4, 8, 20, 44, 64, 96])
+def test_a_disk_full_before_it_is_armed_leaves_nothing(
+    tmp_path: Path, sleeper: Process, size_kb: int
+) -> None:
+    """Or just enough for a recording: then it can be read."""
+    with small_disk(tmp_path / "disk", f"{size_kb}k") as disk:
+        arguments = ("--pid", str(sleeper.pid), "-o", "a.ttft", "--duration", "0.1")
+        outcome = record(*arguments, cwd=disk)
+        assert outcome.code == 7
+        assert "is full" in outcome.said
+        assert "nothing was recorded; choose an -o FILE on another disk" in outcome.said
+        assert "recording --pid" not in outcome.said
+        assert not list(disk.iterdir())
 
 
 # -- ways to end ------------------------------------------------------------------------------
@@ -356,11 +413,25 @@ def test_kill_9_leaves_a_recording_and_no_probe(tmp_path: Path, busy: Process) -
     with Reader(seen.path) as reader:
         assert reader.meta["armed_ns"]
         assert reader.facts("process")
+        assert {s.name for s in reader.sources()} >= {"process", "offcpu", "gpu"}
     until = time.monotonic() + 10
     while any(map(program_exists, programs)):
         assert time.monotonic() < until, "probes outlive the recorder"
         time.sleep(0.05)
     assert busy.poll() is None
+
+
+def test_kill_9_leaves_word_of_what_was_lost(tmp_path: Path, busy: Process) -> None:
+    arguments = ("--pid", str(busy.pid), "--ring-kb", str(SMALL_RING_KB))
+    seen = start_recording(tmp_path / "a.ttft", *arguments)
+    seen.process.send_signal(signal.SIGSTOP)
+    time.sleep(0.3)  # the ring is full by then
+    seen.process.send_signal(signal.SIGCONT)
+    time.sleep(1.5)  # states are written every second
+    seen.stop(signal.SIGKILL)
+    assert ending(seen.path) == (False, None)
+    with Reader(seen.path) as reader:
+        assert reader.lost()["events ring full"] > 0
 
 
 def own_programs(pid: int) -> set[int]:
@@ -391,13 +462,143 @@ def test_a_commands_exit_code_is_passed_on(tmp_path: Path, script: str, code: in
     assert ending(tmp_path / "a.ttft") == (True, "the command ended")
 
 
+def test_an_exit_code_is_not_lost_to_a_long_farewell(tmp_path: Path) -> None:
+    """2 GiB take the kernel a while to take back, after the exit was seen."""
+    script = (
+        "import mmap, os; heap = mmap.mmap(-1, 2 << 30, mmap.MAP_PRIVATE | 0x8000); os._exit(3)"
+    )
+    assert record("-o", "a.ttft", "--", sys.executable, "-c", script, cwd=tmp_path).code == 3
+    assert ending(tmp_path / "a.ttft") == (True, "the command ended")
+
+
+# Its parent is told of a traced process's end only once the tracer has let go of it.
+_HELD_BY_A_TRACER = """
+import ctypes, os, time
+libc, parent = ctypes.CDLL(None), os.getpid()
+ready, told = os.pipe()
+if os.fork() == 0:
+    libc.ptrace(0x4206, parent, None, None)  # PTRACE_SEIZE
+    os.write(told, b"x")
+    time.sleep(1000)
+os.read(ready, 1)
+os._exit(3)
+"""
+
+
+def test_a_command_that_cannot_go_is_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one whose memory waits for a file server that is gone. Its code is known all the same."""
+    monkeypatch.setattr(Gate, "NOTICE_S", 0.1)
+    monkeypatch.setattr(Gate, "TEARDOWN_S", 0.3)
+    tracers = set(children_named(_HELD_BY_A_TRACER))
+    gate = Gate.spawn((sys.executable, "-c", _HELD_BY_A_TRACER))
+    assert gate.release()
+    try:
+        await_zombie(gate.pid)
+        assert gate.result(ended=True, status=3 << 8) == 3
+        assert gate.result(ended=True, status=None) == 125
+        said = capsys.readouterr().err
+        assert "Ctrl-C leaves" in said
+        assert "left behind" in said
+    finally:
+        for tracer in set(children_named(_HELD_BY_A_TRACER)) - tracers:
+            if tracer != gate.pid:
+                os.kill(tracer, signal.SIGKILL)
+        os.waitpid(gate.pid, 0)
+
+
+def children_named(argument: str) -> list[int]:
+    return [
+        p.pid for p in psutil.process_iter(["cmdline"]) if argument in (p.info["cmdline"] or ())
+    ]
+
+
+def await_zombie(pid: int) -> None:
+    until = time.monotonic() + 5
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("after_s", [0, 0.02, 0.05, 0.1, 0.2])
+def test_ctrl_c_while_it_arms_takes_everything_back(
+    tmp_path: Path, after_s: float, times: int
+) -> None:
+    """The terminal sends it to the command too. `after_s`: since the file was made."""
+    path = tmp_path / "a.ttft"
+    command = [sys.executable, "-m", "ttftprof", "record", "-o", str(path), "--", "sleep", "1000"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    until = time.monotonic() + TIMEOUT_S
+    while not path.exists():
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    time.sleep(after_s)
+    for _ in range(times):
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.005)
+    _, said = process.communicate(timeout=TIMEOUT_S)
+    assert "Traceback" not in said
+    if process.returncode == 130:
+        assert "interrupted before recording began; nothing was written" in said
+        assert not list(tmp_path.iterdir())
+    else:  # it was armed by then
+        assert (process.returncode, ending(path)) == (0, (True, "interrupted"))
+    with pytest.raises(ProcessLookupError):  # the command is gone with it
+        os.killpg(process.pid, 0)
+
+
+def test_a_command_that_is_ended_before_it_began(tmp_path: Path) -> None:
+    path = tmp_path / "a.ttft"
+    command = [sys.executable, "-m", "ttftprof", "record", "-o", str(path), "--", "sleep", "1000"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + TIMEOUT_S
+    while not (waiting := psutil.Process(process.pid).children()):
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    waiting[0].kill()
+    _, said = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 3
+    assert "the command was ended before it began" in said
+    assert "\n  next: " in said
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_command_is_seen_from_its_first_instruction(tmp_path: Path) -> None:
     record("-o", "a.ttft", "--", "sh", "-c", "/bin/true; /bin/true", cwd=tmp_path)
     with Reader(tmp_path / "a.ttft") as reader:
         executed = [Path(fact["path"]).name for _, fact in reader.facts("exec")]
-        assert reader.meta["target"]["how"] == "the command sh -c '/bin/true; /bin/true'"
+        assert reader.meta["target"]["how"] == "the command sh -c '•••'"
     assert executed[0] == "sh"
     assert executed.count("true") == 2
+
+
+def test_an_executed_process_is_described_once(tmp_path: Path) -> None:
+    record("-o", "a.ttft", "--", "sh", "-c", "sleep 0.5; :", cwd=tmp_path)
+    with Reader(tmp_path / "a.ttft") as reader:
+        described = Counter(fact["comm"] for _, fact in reader.facts("process"))
+    assert (described["sh"], described["sleep"]) == (1, 1)
+
+
+def test_what_a_server_holds_in_many_maps_is_said_once(tmp_path: Path) -> None:
+    script = (
+        "import mmap, sys; f = open(sys.argv[1], 'rb'); "
+        "m = [mmap.mmap(f.fileno(), 4096, mmap.MAP_SHARED, mmap.PROT_READ, offset=o << 13) "
+        "for o in range(17)]; print(flush=True); sys.stdin.read()"
+    )
+    model = make_model(tmp_path / "m.weights", 4 * MIB)
+    with running(sys.executable, "-c", script, str(model)) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        with recording(tmp_path / "a.ttft", "--pid", str(holder.pid)) as seen:
+            pass
+    held = of_kind(events(seen.path), Kind.HELD)
+    held = held[held["ino"] == model.stat().st_ino]
+    assert sorted(held["flags"].tolist()) == [
+        2 * 17,
+        2 * 18 + 1,
+    ]  # a map keeps a descriptor of its own
 
 
 def test_a_command_that_does_not_exist(tmp_path: Path) -> None:

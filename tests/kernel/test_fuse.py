@@ -5,8 +5,10 @@ The daemon keeps its own list of what it answered; the recording must hold the s
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel.support import Recording, recording
+from kernel.support import Recording, recording, start_recording
 from ttftprof import remote
 from ttftprof.events import Family, Kind, Records
 from ttftprof.timeline import FileFacts, Timeline, build
@@ -249,6 +251,26 @@ def test_readahead_changes_size_and_depth(binary: Path, tmp_path: Path) -> None:
     assert found[32][0] == 32 << 10
     assert found[1024][0] == MAX_READ
     assert found[32][1] <= 2 < found[1024][1]
+
+
+def test_kill_9_keeps_the_reads_that_waited(binary: Path, tmp_path: Path) -> None:
+    answers = 13
+    with (
+        mounted(binary, tmp_path / "mnt", answers) as daemon,
+        target(READ, daemon.model) as program,
+    ):
+        seen = start_recording(tmp_path / "killed.ttft", "--pid", str(program.pid))
+        go(program)
+        time.sleep(2.0)
+        seen.stop(signal.SIGKILL)
+        reads = remote.reads_of(timeline_of(seen).events)
+        subprocess.run(["umount", "-f", str(daemon.point)], capture_output=True, check=False)
+        program.wait(timeout=20)
+        daemon.end()
+    hanging = reads[reads["unanswered"]]
+    assert len(reads) - len(hanging) == answers
+    assert len(hanging) >= 1
+    assert (hanging["end_ns"] - hanging["start_ns"]).max() > 500_000_000
 
 
 def test_a_daemon_that_stops_answering_leaves_reads_unanswered(

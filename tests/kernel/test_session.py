@@ -52,6 +52,26 @@ def test_a_missing_tracepoint_degrades_its_probe_alone(monkeypatch: pytest.Monke
         probes.close()
 
 
+def test_a_kernel_before_5_18_gets_the_switch_hook_of_its_form(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arguments = KernelTypes.arguments
+    monkeypatch.setattr(
+        KernelTypes,
+        "arguments",
+        lambda self, hook, modules=(): (
+            3 if hook == "sched_switch" else arguments(self, hook, modules)
+        ),
+    )
+    probes = loaded(ProbeSession(Settings()))
+    try:
+        assert probes.states["offcpu"].state == "ok"
+        switches = [name for name in probes.program_costs() if name.startswith("offcpu__")]
+        assert switches == ["offcpu__switch_before_5_18"]
+    finally:
+        probes.close()
+
+
 def test_without_forks_nothing_can_be_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     without_tracepoints(monkeypatch, "sched_process_fork")
     with pytest.raises(Unsupported) as raised:
@@ -72,10 +92,13 @@ def test_no_btf_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
             return None
 
     monkeypatch.setattr(session, "library", Without)
-    with pytest.raises(Unsupported) as raised:
-        ProbeSession(Settings()).load()
-    assert "BTF" in raised.value.message
-    assert raised.value.next_step
+    for wsl in (False, True):
+        monkeypatch.setattr(session, "is_wsl", lambda wsl=wsl: wsl)
+        with pytest.raises(Unsupported) as raised:
+            ProbeSession(Settings()).load()
+        assert "BTF" in raised.value.message
+        assert ("wsl --update" in raised.value.next_step) == wsl
+        assert raised.value.next_step
 
 
 def test_objects_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,57 @@
+"""Who may record: what is missing is named, with a remedy that fits the place."""
+
+from __future__ import annotations
+
+import pytest
+
+from ttftprof.errors import NotPermitted
+from ttftprof.kernel import permission
+
+
+def refusal(monkeypatch: pytest.MonkeyPatch, **here: object) -> NotPermitted:
+    """What `check_permitted` says on a machine where these hold, and nothing else is amiss."""
+    facts: dict[str, object] = {
+        "lacking_capabilities": list,
+        "has_host_pids": lambda: True,
+        "is_wsl": lambda: False,
+    }
+    for name, value in (facts | here).items():
+        monkeypatch.setattr(permission, name, value)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    with pytest.raises(NotPermitted) as error:
+        permission.check_permitted()
+    assert error.value.exit_code == 4
+    assert error.value.next_step
+    return error.value
+
+
+def test_missing_capabilities_are_named_with_the_options_that_give_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    error = refusal(monkeypatch, lacking_capabilities=lambda: ["CAP_BPF", "CAP_PERFMON"])
+    assert "CAP_BPF, CAP_PERFMON" in error.message
+    assert "--cap-add=BPF --cap-add=PERFMON" in error.next_step
+
+
+def test_a_container_is_told_of_the_hosts_process_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "--pid=host" in refusal(monkeypatch, has_host_pids=lambda: False).next_step
+
+
+def test_wsl_is_told_what_no_option_of_a_container_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = refusal(monkeypatch, has_host_pids=lambda: False, is_wsl=lambda: True)
+    assert "WSL2" in error.message
+    assert "virtual machine" in error.next_step
+    assert "--pid=host" not in error.next_step
+
+
+@pytest.mark.parametrize(
+    ("release", "wsl"),
+    [
+        ("5.15.167.4-microsoft-standard-WSL2", True),
+        ("4.4.0-19041-Microsoft", True),
+        ("6.8.0-49-generic", False),
+        ("6.1.0-28-cloud-amd64", False),
+    ],
+)
+def test_wsl_is_known_by_its_kernels_name(release: str, wsl: bool) -> None:
+    assert permission.is_wsl(release) == wsl
