@@ -118,7 +118,9 @@ def test_1009_threads_of_a_millisecond_are_counted_each(model: Path) -> None:
     assert len(ends) == THREADS
     rows = last_rows(seen, program.pid)
     assert len(rows) == THREADS
-    assert set(rows["opens"].tolist()) == {1}
+    assert int(last_file_row(seen, model)["opens"]) == THREADS
+    # One of them more: libc's malloc counts the processors when it has many arenas.
+    assert Counter(rows["opens"].tolist()) in ({1: THREADS}, {1: THREADS - 1, 2: 1})
     waits = events(seen, Kind.OFFCPU)
     recorded = np.count_nonzero((waits["flags"] == Wait.TIMER) & (waits["tid"] != program.pid))
     slept = int(rows["short_count"][:, Wait.TIMER].sum()) + int(recorded)
