@@ -1,0 +1,125 @@
+"""Root is for loading probes. Once they are attached, what is not needed any more is given up.
+
+What stays: attaching marks to libraries that the target maps later (CAP_BPF, CAP_PERFMON), and
+looking at processes of other users and their files (CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH). Under
+sudo the recorder goes on as the person who called it. There is no way back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+# linux/capability.h
+NUMBERS = {
+    "CAP_DAC_READ_SEARCH": 2,
+    "CAP_SYS_PTRACE": 19,
+    "CAP_SYS_ADMIN": 21,
+    "CAP_PERFMON": 38,
+    "CAP_BPF": 39,
+}
+KEPT = ("CAP_BPF", "CAP_PERFMON", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH")
+# What children need that look at the target (py-spy)
+INHERITED = ("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH")
+_VERSION_3 = 0x20080522
+# linux/prctl.h
+_SET_KEEPCAPS, _CAPBSET_DROP, _SET_NO_NEW_PRIVS, _CAP_AMBIENT, _AMBIENT_RAISE = 8, 24, 38, 47, 2
+
+
+class _Header(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+class _Data(ctypes.Structure):
+    _fields_ = (
+        ("effective", ctypes.c_uint32),
+        ("permitted", ctypes.c_uint32),
+        ("inheritable", ctypes.c_uint32),
+    )
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def drop(folder: Path) -> None:
+    """Keeps `KEPT` of what this process has, and leaves root to whoever called sudo.
+
+    To be called while the process has one thread: capabilities belong to threads. Root stays the
+    owner where the caller may not write to `folder`, in which the recording lies. Raises OSError.
+    """
+    kept = _held() & _bits(KEPT)
+    inherited = kept & _bits(INHERITED)
+    _check(_libc.prctl(_SET_KEEPCAPS, 1, 0, 0, 0))
+    _bound(kept)
+    caller = _caller()
+    if caller is not None and _may_write(folder, *caller):
+        uid, gid = caller
+        os.setgroups([gid])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+    _set(kept, inherited)
+    for number in _numbers(inherited):
+        _check(_libc.prctl(_CAP_AMBIENT, _AMBIENT_RAISE, number, 0, 0))
+    _check(_libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+
+
+def held() -> set[str]:
+    """The names, of those in `NUMBERS`, of what this thread may use."""
+    bits = _held()
+    return {name for name, number in NUMBERS.items() if bits & 1 << number}
+
+
+def _held() -> int:
+    for line in Path("/proc/thread-self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            return int(line.split()[1], 16)
+    return 0
+
+
+def _caller() -> tuple[int, int] | None:
+    """(uid, gid) of who called sudo; None for a real root, or an ordinary user."""
+    uid, gid = os.environ.get("SUDO_UID", ""), os.environ.get("SUDO_GID", "")
+    if os.geteuid() != 0 or not uid.isdigit() or not gid.isdigit() or int(uid) == 0:
+        return None
+    return int(uid), int(gid)
+
+
+def _may_write(folder: Path, uid: int, gid: int) -> bool:
+    """Whether that user may make files in `folder`, judged by its mode."""
+    status = folder.stat()
+    if status.st_uid == uid:
+        return bool(status.st_mode & 0o300 == 0o300)
+    if status.st_gid == gid:
+        return bool(status.st_mode & 0o030 == 0o030)
+    return bool(status.st_mode & 0o003 == 0o003)
+
+
+def _bits(names: Iterable[str]) -> int:
+    return sum(1 << NUMBERS[name] for name in names)
+
+
+def _numbers(bits: int) -> list[int]:
+    return [number for number in range(bits.bit_length()) if bits & 1 << number]
+
+
+def _bound(kept: int) -> None:
+    """Nothing executed later can get more than `kept`. The list ends at the kernel's last one."""
+    last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
+    for number in range(last + 1):
+        if not kept & 1 << number:
+            _check(_libc.prctl(_CAPBSET_DROP, number, 0, 0, 0))
+
+
+def _set(kept: int, inherited: int) -> None:
+    header = _Header(_VERSION_3, 0)
+    words = [(kept >> shift & 0xFFFF_FFFF, inherited >> shift & 0xFFFF_FFFF) for shift in (0, 32)]
+    data = (_Data * 2)(*(_Data(own, own, passed) for own, passed in words))
+    _check(_libc.capset(ctypes.byref(header), data))
+
+
+def _check(result: int) -> None:
+    if result:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
