@@ -40,8 +40,8 @@ from ttftprof.events import (
     TextKind,
     dev_numbers,
 )
-from ttftprof.kernel import libbpf
 from ttftprof.kernel.session import ProbeSession, Settings
+from ttftprof.kernel.statistics import Windows
 from ttftprof.recording import Sink, Source
 from ttftprof.sources.gpu import Gpus
 from ttftprof.sources.libraries import LibraryMarks
@@ -66,8 +66,6 @@ ACTIVE_NS = 20 * NS_PER_MS
 CALM_NS = 50 * NS_PER_MS  # threads run and wait, but no file moves and nobody is answered
 IDLE_NS = 160 * NS_PER_MS
 WRITE_EVERY_NS = 200 * NS_PER_MS  # what kill -9 can cost
-COST_EVERY_NS = 2 * NS_PER_S
-COST_WINDOW_NS = 50 * NS_PER_MS
 OWN_EVERY_NS = NS_PER_S
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TCP_CLOSE = 7
@@ -170,9 +168,7 @@ class Recorder:
         self._wake_r, self._wake_w = socket.socketpair()
         self._wake_r.setblocking(False)
         self._wake_w.setblocking(False)
-        self._stats_fd = -1
-        self._stats_since_ns = 0
-        self._next_cost_ns = 0
+        self._windows: Windows | None = None
         self._next_own_ns = 0
         self._told: tuple[list[Source], dict[str, int]] = [], {}
         self._unanswered: Records = np.empty(0, EVENT)
@@ -183,10 +179,11 @@ class Recorder:
 
     # -- arm ----------------------------------------------------------------------------------
 
-    def arm(self) -> None:
-        """Loads, attaches, seeds and drains once. Raises what `ProbeSession.load` raises."""
+    def arm(self, armed: Callable[[], None] = lambda: None) -> None:
+        """Loads, attaches, seeds and drains once; then calls `armed`, from which on nothing is done
+        that needs more than `privilege.KEPT`. Raises what `ProbeSession.load` raises."""
         began, began_cpu = now_ns(), time.process_time_ns()
-        self._gpus.start()  # a driver may take seconds to wake; nothing waits for it
+        self._windows = Windows()
         self.session.load()
         self.session.attach()
         for port, pid in listening_ports(set(self.target.pids)).items():
@@ -210,6 +207,9 @@ class Recorder:
         self.progress.started_ns = now_ns()
         self.writer.set_meta("armed_ns", self.progress.started_ns)
         self.writer.commit()
+        armed()
+        # Last, for what a thread may do is its own. A driver may take seconds to wake.
+        self._gpus.start()
 
     def _sample_mounts(self, when: str) -> None:
         """The kernel's own counters of network mounts, whose growth the probes are held against."""
@@ -349,7 +349,7 @@ class Recorder:
             pages = int(self.session.files["added_pages"][: int(control["files_used"])].sum())
             self.progress.storage_bytes = pages * resource.getpagesize()
         self._take_gpu_samples()
-        self._measure_own_cost(ns)
+        self._note_own_cost(ns)
         if ns >= self._next_write_ns:
             self._write(ns)
         if len(files) or texts:
@@ -615,20 +615,7 @@ class Recorder:
 
     # -- own cost -----------------------------------------------------------------------------
 
-    def _measure_own_cost(self, ns: int) -> None:
-        """Kernel statistics add two clock reads a probe hit, so they run in short windows."""
-        if self._stats_fd >= 0:
-            if ns - self._stats_since_ns >= COST_WINDOW_NS:
-                os.close(self._stats_fd)
-                self._stats_fd = -1
-        elif ns >= self._next_cost_ns:
-            try:
-                self._stats_fd = libbpf.enable_stats()
-            except libbpf.BpfError:
-                self._next_cost_ns = 1 << 62
-                return
-            self._stats_since_ns = ns
-            self._next_cost_ns = ns + COST_EVERY_NS
+    def _note_own_cost(self, ns: int) -> None:
         if ns >= self._next_own_ns:
             self._next_own_ns = ns + OWN_EVERY_NS
             self.writer.set_meta("own", self._own_cost())
@@ -655,9 +642,8 @@ class Recorder:
 
     def finish(self, why: str, complete: bool = True) -> None:
         """Drains what is left, writes states, losses and costs, and closes everything."""
-        if self._stats_fd >= 0:
-            os.close(self._stats_fd)
-            self._stats_fd = -1
+        if self._windows is not None:
+            self._windows.close()
         try:
             self._gpus.stop()
             self._cycle()

@@ -6,10 +6,16 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+
+from kernel.support import start_recording
+from workloads.cache import make_model
+from workloads.counted import started
 
 pytestmark = pytest.mark.kernel
 
@@ -17,7 +23,7 @@ NOBODY = 65534
 SCRIPT = """
 import json, os, subprocess, sys
 from pathlib import Path
-from ttftprof.privilege import drop, held
+from ttftprof.kernel.privilege import drop, held
 drop(Path(sys.argv[1]))
 child = subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True).stdout
 caps = {line.split()[0]: line.split()[1] for line in child.splitlines() if line.startswith("Cap")}
@@ -33,8 +39,15 @@ print(json.dumps({
     "maps": Path(f"/proc/{os.getppid()}/maps").read_text() != "",
 }))
 """
+CAP_SYS_ADMIN = 1 << 21
+LEFT_BITS = 1 << 39 | 1 << 2 | 1 << 38 | 1 << 19
 LEFT = ["CAP_BPF", "CAP_DAC_READ_SEARCH", "CAP_PERFMON", "CAP_SYS_PTRACE"]
 FOR_CHILDREN = 1 << 2 | 1 << 19
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_model(tmp_path / "idle.weights", 4 << 20)
 
 
 def dropped(folder: Path, **environment: str) -> dict[str, Any]:
@@ -67,7 +80,7 @@ def test_where_the_caller_may_not_write_root_stays_without_its_powers(tmp_path: 
     assert seen["held"] == LEFT
     assert seen["uids"] == [0] * 3
     bounding = int(seen["child"]["CapBnd:"], 16)
-    assert bounding & 1 << 21 == 0
+    assert bounding & CAP_SYS_ADMIN == 0
     assert int(seen["child"]["CapEff:"], 16) == bounding
 
 
@@ -76,3 +89,40 @@ def test_without_a_caller_root_keeps_its_name(tmp_path: Path, uid: str) -> None:
     seen = dropped(tmp_path, SUDO_UID=uid, SUDO_GID="0")
     assert seen["held"] == LEFT
     assert seen["uids"] == [0] * 3
+
+
+def statuses(pid: int) -> list[dict[str, str]]:
+    """/proc/PID/task/*/status of every thread."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        lines = (task / "status").read_text().splitlines()
+        found.append({name: value.strip() for name, _, value in (x.partition(":") for x in lines)})
+    return found
+
+
+def test_a_recorder_is_root_no_more(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its one helper can switch statistics on and nothing else, and ends with it."""
+    tmp_path.chmod(0o777)
+    for folder in tmp_path.parents:
+        if folder.stat().st_uid == 0 and folder.name.startswith("pytest"):
+            folder.chmod(0o755)
+    monkeypatch.setenv("SUDO_UID", str(NOBODY))
+    monkeypatch.setenv("SUDO_GID", str(NOBODY))
+    with started("idle", model) as program:
+        seen = start_recording(tmp_path / "a.ttft", "--pid", str(program.pid))
+        threads = statuses(seen.process.pid)
+        (helper,) = psutil.Process(seen.process.pid).children()
+        (helped,) = statuses(helper.pid)
+        time.sleep(2.5)
+        assert seen.stop() == 0, seen.output
+    assert not helper.is_running()
+    assert len(threads) == 1
+    assert {thread["Uid"].split()[1] for thread in threads} == {str(NOBODY)}
+    assert {int(thread["CapEff"], 16) for thread in threads} == {LEFT_BITS}
+    assert int(helped["CapEff"], 16) == CAP_SYS_ADMIN
+    assert int(helped["CapBnd"], 16) == CAP_SYS_ADMIN
+    assert (tmp_path / "a.ttft").stat().st_uid == NOBODY
+    assert [p.name for p in tmp_path.glob("a.ttft*")] == ["a.ttft"]
+    assert any(probe.runs for probe in seen.report().overhead.probes)

@@ -37,6 +37,7 @@ class _Lazy(click.Group):
         module = _COMMANDS.get(cmd_name)
         if module is None:
             return None
+        _import_numpy()
         command: click.Command = importlib.import_module(module).command
         return command
 
@@ -66,6 +67,20 @@ def _reader_is_gone() -> bool:
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(state & (select.POLLERR | select.POLLHUP) for _, state in poll.poll(0))
+
+
+def _import_numpy() -> None:
+    """Without the threads of its linear algebra, which nothing here uses: they take memory, and
+    would keep what `privilege.drop` gives up. The environment stays as a command is to have it."""
+    name = "OPENBLAS_NUM_THREADS"
+    given = os.environ.get(name)
+    os.environ[name] = "1"
+    import numpy as np  # noqa: F401
+
+    if given is None:
+        del os.environ[name]
+    else:
+        os.environ[name] = given
 
 
 def _drop_output() -> None:

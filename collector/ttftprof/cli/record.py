@@ -21,6 +21,7 @@ from ttftprof import target as targets
 from ttftprof.clock import NS_PER_S, now_ns
 from ttftprof.command_line import public_argv
 from ttftprof.errors import Interrupted, OutputError, TargetError, Unsupported, UsageError
+from ttftprof.kernel import privilege
 from ttftprof.kernel.libbpf import BpfError
 from ttftprof.kernel.permission import check_permitted
 from ttftprof.kernel.session import Settings
@@ -250,10 +251,15 @@ def _record(
 
 
 def _arm(recorder: Recorder, ready_file: Path | None, child: Gate | None) -> None:
-    """All probes on, and the command let go. Raises `Interrupted` if it was not to be any more."""
-    recorder.arm()
-    if not recorder.stopped:
-        _announce(ready_file)
+    """All probes on, root given up, and the command let go. Raises `Interrupted` if it was not to
+    be any more."""
+
+    def armed() -> None:
+        if not recorder.stopped:
+            _announce(ready_file)
+        privilege.drop(recorder.writer.path.resolve().parent, ends_command=child is not None)
+
+    recorder.arm(armed)
     if recorder.stopped or (child and not child.release()):
         if ready_file:
             ready_file.unlink(missing_ok=True)

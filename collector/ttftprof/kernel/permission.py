@@ -13,7 +13,15 @@ from ttftprof.errors import NotPermitted
 from ttftprof.sources.processes import has_host_pids
 
 # Numbers: include/uapi/linux/capability.h (the same everywhere).
-CAPABILITIES = {"CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38, "CAP_BPF": 39}
+CAPABILITIES = {
+    "CAP_DAC_OVERRIDE": 1,
+    "CAP_DAC_READ_SEARCH": 2,
+    "CAP_KILL": 5,
+    "CAP_SYS_PTRACE": 19,
+    "CAP_SYS_ADMIN": 21,
+    "CAP_PERFMON": 38,
+    "CAP_BPF": 39,
+}
 NEEDED = frozenset({"CAP_BPF", "CAP_PERFMON", "CAP_SYS_PTRACE"})
 _COVERED_BY_SYS_ADMIN = {"CAP_PERFMON", "CAP_BPF"}
 _WHOLE_MACHINE = ["0", "0", "4294967295"]  # uid_map of the first user namespace

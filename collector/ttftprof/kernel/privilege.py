@@ -3,6 +3,8 @@
 What stays: attaching marks to libraries that the target maps later (CAP_BPF, CAP_PERFMON), and
 looking at processes of other users and their files (CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH). Under
 sudo the recorder goes on as the person who called it. There is no way back.
+
+Constants: include/uapi/linux/capability.h and prctl.h.
 """
 
 from __future__ import annotations
@@ -12,19 +14,12 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-# linux/capability.h
-NUMBERS = {
-    "CAP_DAC_READ_SEARCH": 2,
-    "CAP_SYS_PTRACE": 19,
-    "CAP_SYS_ADMIN": 21,
-    "CAP_PERFMON": 38,
-    "CAP_BPF": 39,
-}
+from ttftprof.kernel.permission import CAPABILITIES
+
 KEPT = ("CAP_BPF", "CAP_PERFMON", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH")
 # What children need that look at the target (py-spy)
 INHERITED = ("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH")
 _VERSION_3 = 0x20080522
-# linux/prctl.h
 _SET_KEEPCAPS, _CAPBSET_DROP, _SET_NO_NEW_PRIVS, _CAP_AMBIENT, _AMBIENT_RAISE = 8, 24, 38, 47, 2
 
 
@@ -43,32 +38,50 @@ class _Data(ctypes.Structure):
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def drop(folder: Path) -> None:
+def drop(folder: Path, ends_command: bool = False) -> None:
     """Keeps `KEPT` of what this process has, and leaves root to whoever called sudo.
 
-    To be called while the process has one thread: capabilities belong to threads. Root stays the
-    owner where the caller may not write to `folder`, in which the recording lies. Raises OSError.
+    `folder` is where the recording lies: a caller who may not write there does not become its
+    owner, and a root that may not without CAP_DAC_OVERRIDE keeps that. `ends_command`: a command
+    that was started will be sent signals. To be called while the process has one thread, for
+    capabilities belong to threads. Raises OSError.
     """
-    kept = _held() & _bits(KEPT)
-    inherited = kept & _bits(INHERITED)
-    _check(_libc.prctl(_SET_KEEPCAPS, 1, 0, 0, 0))
-    _bound(kept)
+    kept = set(KEPT)
+    if "CAP_BPF" not in held():
+        kept.add("CAP_SYS_ADMIN")  # which stands for it, in what started this process
     caller = _caller()
-    if caller is not None and _may_write(folder, *caller):
+    if caller is not None and not _may_write(folder, *caller):
+        caller = None
+    if caller is None:
+        kept |= {"CAP_KILL"} if ends_command else set()
+        kept |= set() if _may_write(folder, os.geteuid(), os.getegid()) else {"CAP_DAC_OVERRIDE"}
+    held_bits = _held() & _bits(kept)
+    inherited = held_bits & _bits(INHERITED)
+    _check(_libc.prctl(_SET_KEEPCAPS, 1, 0, 0, 0))
+    _bound(held_bits)
+    if caller is not None:
         uid, gid = caller
         os.setgroups([gid])
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
-    _set(kept, inherited)
+    _set(held_bits, inherited)
     for number in _numbers(inherited):
         _check(_libc.prctl(_CAP_AMBIENT, _AMBIENT_RAISE, number, 0, 0))
     _check(_libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 
 
+def keep_only(name: str) -> None:
+    """This process, of one thread, is left with one capability and can get no other."""
+    bits = _held() & _bits([name])
+    _bound(bits)
+    _set(bits, 0)
+    _check(_libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+
+
 def held() -> set[str]:
-    """The names, of those in `NUMBERS`, of what this thread may use."""
+    """The names, of those in `CAPABILITIES`, of what this thread may use."""
     bits = _held()
-    return {name for name, number in NUMBERS.items() if bits & 1 << number}
+    return {name for name, number in CAPABILITIES.items() if bits & 1 << number}
 
 
 def _held() -> int:
@@ -97,7 +110,7 @@ def _may_write(folder: Path, uid: int, gid: int) -> bool:
 
 
 def _bits(names: Iterable[str]) -> int:
-    return sum(1 << NUMBERS[name] for name in names)
+    return sum(1 << CAPABILITIES[name] for name in names)
 
 
 def _numbers(bits: int) -> list[int]:

@@ -1,0 +1,58 @@
+"""Short windows in which the kernel times every BPF program, which costs two clock reads a run.
+
+Switching them on takes CAP_SYS_ADMIN, so a small process keeps that, and nothing else, when the
+recorder gives it up. It ends with the recorder, however that ends.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+
+from ttftprof.kernel import libbpf, privilege
+
+WINDOW_MS = 50
+EVERY_MS = 2_000
+
+
+class Windows:
+    """Opens a window now and every few seconds until `close`."""
+
+    def __init__(self) -> None:
+        """To be made while this process has one thread."""
+        end_r, self._end = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                _alone_with(end_r)
+                _open_windows()
+            except (OSError, libbpf.BpfError):
+                pass  # the recording tells no costs
+            finally:
+                os._exit(0)
+        os.close(end_r)
+
+    def close(self) -> None:
+        os.close(self._end)
+        os.waitpid(self._pid, 0)
+
+
+def _alone_with(end: int) -> None:
+    """Holds nothing of the recorder's: its links would outlive it. Signals are the recorder's."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    os.dup2(end, 0)
+    os.closerange(1, os.sysconf("SC_OPEN_MAX"))
+    privilege.keep_only("CAP_SYS_ADMIN")
+
+
+def _open_windows() -> None:
+    poll = select.poll()
+    poll.register(0)
+    while True:
+        statistics = libbpf.enable_stats()
+        if poll.poll(WINDOW_MS):
+            return
+        os.close(statistics)
+        if poll.poll(EVERY_MS):
+            return
