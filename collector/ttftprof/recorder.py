@@ -183,7 +183,7 @@ class Recorder:
         """Loads, attaches, seeds and drains once; then calls `armed`, from which on nothing is done
         that needs more than `privilege.KEPT`. Raises what `ProbeSession.load` raises."""
         began, began_cpu = now_ns(), time.process_time_ns()
-        self._windows = Windows()
+        self._windows = windows = Windows()
         self.session.load()
         self.session.attach()
         for port, pid in listening_ports(set(self.target.pids)).items():
@@ -192,6 +192,7 @@ class Recorder:
         for name in self.target.successors:
             self.session.take_successors(name, self.target.successors_in)
         self.session.seed(self.target.pids)
+        windows.begin()
         self._threads = SlotReader(self.session.threads, THREAD_ROW)
         self._files = SlotReader(self.session.files, FILE_ROW)
         self._libraries.attach_drivers()

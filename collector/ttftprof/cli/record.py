@@ -252,19 +252,18 @@ def _record(
 
 def _arm(recorder: Recorder, ready_file: Path | None, child: Gate | None) -> None:
     """All probes on, root given up, and the command let go. Raises `Interrupted` if it was not to
-    be any more."""
+    be any more; once that is announced, a signal ends a recording that was."""
 
     def armed() -> None:
-        if not recorder.stopped:
-            _announce(ready_file)
+        if recorder.stopped:
+            raise Interrupted("interrupted before recording began; nothing was written")
+        _announce(ready_file)
         privilege.drop(recorder.writer.path.resolve().parent, ends_command=child is not None)
 
     recorder.arm(armed)
-    if recorder.stopped or (child and not child.release()):
+    if child and not child.release():
         if ready_file:
             ready_file.unlink(missing_ok=True)
-        if recorder.stopped:
-            raise Interrupted("interrupted before recording began; nothing was written")
         raise TargetError("the command was ended before it began", "start it again")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+from contextlib import suppress
 
 from ttftprof.kernel import libbpf, privilege
 
@@ -17,7 +18,7 @@ EVERY_MS = 2_000
 
 
 class Windows:
-    """Opens a window now and every few seconds until `close`."""
+    """From `begin` to `close`, a window at once and every few seconds."""
 
     def __init__(self) -> None:
         """To be made while this process has one thread."""
@@ -33,6 +34,10 @@ class Windows:
                 os._exit(0)
         os.close(end_r)
 
+    def begin(self) -> None:
+        with suppress(BrokenPipeError):  # without it no costs are told
+            os.write(self._end, b"b")
+
     def close(self) -> None:
         os.close(self._end)
         os.waitpid(self._pid, 0)
@@ -47,6 +52,8 @@ def _alone_with(end: int) -> None:
 
 
 def _open_windows() -> None:
+    if not os.read(0, 1):
+        return
     poll = select.poll()
     poll.register(0)
     while True:
