@@ -1,0 +1,439 @@
+"""The client of an experiment: one or many streamed requests, every piece of an answer stamped.
+
+Guarantees: each piece is stamped with CLOCK_MONOTONIC as `recv` returns, before anyone looks at it;
+every request ends, by itself or by a limit, and in exactly one of `OUTCOMES`; answers are kept in
+memory until they are understood and never written anywhere. While answers come, a piece costs one
+`recv` and the walk over its chunk sizes; words are looked for up to the first token, and in the
+rest only when all is over. What counts as a first token is what the recorder counts as one
+(`sources.http`), so the two can be compared.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import select
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ttftprof.clock import NS_PER_S, now_ns
+from ttftprof.sources.http import Connection, Exchange
+from ttftprof.sources.http.bodies import LONG_LINE, UNREADABLE_EVENT
+from ttftprof.sources.http.framing import Framing, HeadBuffer, ResponseHead, parse_response
+
+OUTCOMES = (
+    "ok",
+    "empty",  # a whole answer without any text
+    "rejected",  # HTTP 4xx
+    "failed",  # HTTP 5xx, or an error inside the stream
+    "refused",  # no connection
+    "gone",  # the connection ended before the answer did
+    "stalled",  # text had come, then nothing for `stall_s`
+    "malformed",  # no HTTP, broken chunks, events that cannot be read
+    "endless",  # still coming at `timeout_s`, or more than any answer is
+    "timeout",  # no text by `timeout_s`
+)
+MAX_ANSWER_BYTES = 64 << 20
+_RECV_BYTES = 1 << 16
+_UNREADABLE = {UNREADABLE_EVENT, LONG_LINE}
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request. `extra`: fields of the body, which win over ours."""
+
+    model: str
+    prompt: str = field(repr=False)
+    max_tokens: int
+    api: str = "openai"
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def encode(self, host: str, port: int, base_path: str = "") -> bytes:
+        messages = [{"role": "user", "content": self.prompt}]
+        body: dict[str, Any] = {"model": self.model, "messages": messages, "stream": True}
+        if self.api == "ollama":
+            path = f"{base_path}/api/chat"
+            body |= {"options": {"num_predict": self.max_tokens, "temperature": 0}}
+        else:
+            path = f"{base_path}/v1/chat/completions"
+            body |= {"max_tokens": self.max_tokens, "temperature": 0}
+        for name, value in self.extra.items():
+            outer, _, inner = name.partition(".")
+            if inner:
+                body[outer] = {**body.get(outer, {}), inner: value}
+            else:
+                body[outer] = value
+        data = json.dumps(body).encode()
+        lines = (
+            f"POST {path} HTTP/1.1",
+            f"Host: {host}:{port}",
+            "Content-Type: application/json",
+            "Accept: text/event-stream, application/x-ndjson, application/json",
+            "Connection: close",
+            f"Content-Length: {len(data)}",
+        )
+        return ("\r\n".join(lines) + "\r\n\r\n").encode() + data
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a request is ended from our side. `timeout_s` from its first byte to the answer's last;
+    `stall_s` without a byte once text has come."""
+
+    timeout_s: float = 180.0
+    stall_s: float = 30.0
+    max_bytes: int = MAX_ANSWER_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one request came to; nothing of what was said. A moment that was not reached is None.
+
+    `chunks`: (ns, bytes) of every `recv`. `detail`: what the outcome rests on, in words.
+    """
+
+    outcome: str
+    detail: str = ""
+    connect_ns: int | None = None
+    send_begin_ns: int | None = None
+    send_end_ns: int | None = None
+    headers_ns: int | None = None
+    first_token_ns: int | None = None
+    end_ns: int | None = None
+    status: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    text_chunks: int | None = None
+    timings: Mapping[str, float] = field(default_factory=dict)
+    chunks: tuple[tuple[int, int], ...] = ()
+    port: int | None = None
+
+    @property
+    def ttft_ns(self) -> int | None:
+        """From when we began to send to the arrival of the first generated text."""
+        if self.first_token_ns is None or self.send_begin_ns is None:
+            return None
+        return self.first_token_ns - self.send_begin_ns
+
+
+def ask(
+    asks: Sequence[Ask],
+    address: tuple[str, int],
+    limits: Limits,
+    base_path: str = "",
+    meanwhile: Callable[[], None] | None = None,
+) -> list[Answer]:
+    """Sends all requests at once, each on a connection of its own, and waits for all the answers.
+
+    `meanwhile` is called once, when every request has been sent.
+    """
+    host, port = address
+    streams = [_Stream(a.encode(host, port, base_path), limits) for a in asks]
+    for stream in streams:
+        stream.connect(address)
+    with select.epoll() as poll:
+        _begin(streams, poll)
+        if meanwhile is not None:
+            meanwhile()
+        _wait_for_all(streams, poll)
+    return [stream.answer() for stream in streams]
+
+
+def wait_for_server(address: tuple[str, int], timeout_s: float) -> bool:
+    """Whether something accepts connections before time is up."""
+    until_ns = now_ns() + int(timeout_s * NS_PER_S)
+    while now_ns() < until_ns:
+        try:
+            socket.create_connection(address, timeout=1).close()
+        except OSError:
+            time.sleep(0.01)
+        else:
+            return True
+    return False
+
+
+_WORDS = (
+    "river stone lamp paper cloud table green seven winter bridge glass field copper music "
+    "window garden letter silver market engine"
+).split()
+
+
+def filler(tokens: int, seed: str, bust: bool) -> str:
+    """A prompt of about so many tokens; one that busts prompt caches begins with words of its own,
+    one that does not is the same whenever it is asked for."""
+    body = random.Random("ttftprof" if not bust else seed)
+    return " ".join(body.choice(_WORDS) for _ in range(tokens))
+
+
+# -- one stream -----------------------------------------------------------------------------------
+
+
+def _begin(streams: Sequence[_Stream], poll: select.epoll) -> None:
+    for stream in streams:
+        stream.send()
+        if not stream.ended:
+            assert stream.sock is not None
+            mask = select.EPOLLIN | (select.EPOLLOUT if stream.unsent else 0)
+            poll.register(stream.sock.fileno(), mask)
+
+
+def _wait_for_all(streams: Sequence[_Stream], poll: select.epoll) -> None:
+    by_fd = {s.sock.fileno(): s for s in streams if s.sock is not None and not s.ended}
+    while by_fd:
+        next_ns = min(stream.due_ns() for stream in by_fd.values())
+        ready = poll.poll(max(next_ns - now_ns(), 0) / NS_PER_S + 0.0005)
+        for fd, _ in ready:
+            stream = by_fd[fd]
+            if stream.unsent:
+                stream.send()
+                if not stream.unsent and not stream.ended:
+                    poll.modify(fd, select.EPOLLIN)
+            else:
+                stream.receive()
+            if stream.ended:
+                del by_fd[fd]
+                stream.close()
+        if not ready:
+            _end_the_late(by_fd)
+
+
+def _end_the_late(by_fd: dict[int, _Stream]) -> None:
+    ns = now_ns()
+    for fd, stream in list(by_fd.items()):
+        if stream.due_ns() <= ns:
+            stream.run_out(ns)
+            del by_fd[fd]
+            stream.close()
+
+
+class _Stream:
+    """One request on its way and the pieces of its answer."""
+
+    __slots__ = (
+        "_answered_text", "_body", "_bytes", "_connect_ns", "_connection", "_deadline_ns",
+        "_detail", "_end_ns", "_exchange", "_fed", "_head", "_headers_ns", "_last_ns", "_limits",
+        "_outcome", "_pieces", "_port", "_request", "_response", "_send_begin_ns", "_send_end_ns",
+        "_stall_ns", "ended", "sock", "unsent",
+    )  # fmt: skip
+
+    def __init__(self, request: bytes, limits: Limits) -> None:
+        self.sock: socket.socket | None = None
+        self.ended = False
+        self.unsent = request
+        self._request = request
+        self._limits = limits
+        self._stall_ns = int(limits.stall_s * NS_PER_S)
+        self._outcome, self._detail = "", ""
+        self._port: int | None = None
+        self._connect_ns: int | None = None
+        self._send_begin_ns: int | None = None
+        self._send_end_ns: int | None = None
+        self._headers_ns: int | None = None
+        self._end_ns: int | None = None
+        self._deadline_ns = 0
+        self._last_ns = 0
+        self._pieces: list[tuple[int, bytes]] = []
+        self._bytes = 0
+        self._head = HeadBuffer()
+        self._response: ResponseHead | None = None
+        self._body: Framing | None = None
+        self._answered_text = False  # the first token was seen
+        self._exchange: Exchange | None = None
+        self._connection = Connection(self._take_exchange, self._take_exchange)
+        self._fed = 0  # pieces that `_connection` has read
+
+    def _take_exchange(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._answered_text = self._answered_text or exchange.first_token_ns is not None
+
+    # -- sending
+
+    def connect(self, address: tuple[str, int]) -> None:
+        try:
+            self.sock = socket.create_connection(address, timeout=self._limits.timeout_s)
+            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.sock.setblocking(False)
+        except OSError as error:
+            self._connect_ns = now_ns()
+            self._end("refused", _why(error))
+            return
+        self._connect_ns = now_ns()
+        self._port = int(self.sock.getsockname()[1])
+
+    def send(self) -> None:
+        if self.ended:
+            return
+        assert self.sock is not None
+        if self._send_begin_ns is None:
+            self._send_begin_ns = now_ns()
+            self._deadline_ns = self._send_begin_ns + int(self._limits.timeout_s * NS_PER_S)
+        try:
+            sent = self.sock.send(self.unsent)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._end("gone", f"while the request was sent: {_why(error)}")
+            return
+        self.unsent = self.unsent[sent:]
+        if not self.unsent:
+            self._send_end_ns = now_ns()
+            self._connection.received(self._send_begin_ns, self._request)
+
+    # -- receiving
+
+    def receive(self) -> None:
+        assert self.sock is not None
+        try:
+            data = self.sock.recv(_RECV_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._end("gone", _why(error))
+            return
+        ns = now_ns()
+        if not data:
+            self._take_close(ns)
+            return
+        self._last_ns = ns
+        self._pieces.append((ns, data))
+        self._bytes += len(data)
+        self._follow(ns, data)
+        if not self._answered_text:
+            self._feed_parser()
+        if not self.ended and self._bytes > self._limits.max_bytes:
+            self._end("endless", f"more than {self._limits.max_bytes >> 20} MiB")
+
+    def _take_close(self, ns: int) -> None:
+        if self._body is not None and self._body.until_close:
+            self._end("", "", ns)
+        elif not self._pieces:
+            self._end("gone", "closed without an answer")
+        elif self._response is None and not self._looks_like_http():
+            self._end("malformed", "the answer is no HTTP")
+        else:
+            self._end("gone", "closed in the middle of the answer")
+
+    def _looks_like_http(self) -> bool:
+        return self._pieces[0][1][:5] == b"HTTP/"[: len(self._pieces[0][1])]
+
+    def _follow(self, ns: int, data: bytes) -> None:
+        """Where the answer ends, by its framing alone."""
+        pos = 0
+        if self._headers_ns is None:
+            self._headers_ns = ns
+        while self._body is None:
+            pos, head = self._head.feed(data, pos)
+            if head is None:
+                if self._head.overflowed or not self._looks_like_http():
+                    self._end("malformed", "the answer is no HTTP")
+                return
+            self._response = parse_response(head)
+            if self._response is None:
+                self._end("malformed", "the status line cannot be read")
+                return
+            if self._response.status >= 200:
+                self._body = Framing.of(self._response.body, until_close=True)
+        body = self._body
+        while pos < len(data) and not body.done and not body.lost:
+            _, _, pos = body.feed(data, pos)
+        if body.done:
+            self._end("", "", ns)
+        elif body.lost:
+            self._end("malformed", "the chunks of the answer cannot be read")
+
+    def _feed_parser(self) -> None:
+        for ns, data in self._pieces[self._fed :]:
+            self._connection.sent(ns, data)
+        self._fed = len(self._pieces)
+
+    # -- limits
+
+    def due_ns(self) -> int:
+        """When patience ends."""
+        if self._answered_text:
+            return min(self._deadline_ns, self._last_ns + self._stall_ns)
+        return self._deadline_ns
+
+    def run_out(self, ns: int) -> None:
+        if ns < self._deadline_ns:
+            self._end("stalled", f"text had come, then nothing for {self._limits.stall_s:g} s")
+        elif self._answered_text:
+            self._end("endless", f"still answering after {self._limits.timeout_s:g} s")
+        else:
+            self._end("timeout", f"no text within {self._limits.timeout_s:g} s")
+
+    def _end(self, outcome: str, detail: str, ns: int | None = None) -> None:
+        """Ends it; an outcome of "" is told later, by what the answer says."""
+        self.ended = True
+        self._end_ns = now_ns() if ns is None else ns
+        self._outcome, self._detail = outcome, detail
+
+    def close(self) -> None:
+        if self.sock is not None:
+            self.sock.close()
+
+    # -- understanding
+
+    def answer(self) -> Answer:
+        """The facts, once it has ended."""
+        self.close()
+        self._feed_parser()
+        assert self._end_ns is not None
+        self._connection.closed(self._end_ns)
+        seen = self._exchange
+        outcome, detail = self._judged(seen)
+        status = self._response.status if self._response else None
+        return Answer(
+            outcome=outcome,
+            detail=detail,
+            connect_ns=self._connect_ns,
+            send_begin_ns=self._send_begin_ns,
+            send_end_ns=self._send_end_ns,
+            headers_ns=self._headers_ns,
+            first_token_ns=seen.first_token_ns if seen and (status or 0) < 400 else None,
+            end_ns=self._end_ns,
+            status=status,
+            prompt_tokens=seen.prompt_tokens if seen else None,
+            cached_tokens=seen.cached_tokens if seen else None,
+            completion_tokens=seen.completion_tokens if seen else None,
+            text_chunks=seen.text_chunks if seen else None,
+            timings=dict(seen.timings) if seen else {},
+            chunks=tuple((ns, len(data)) for ns, data in self._pieces),
+            port=self._port,
+        )
+
+    def _judged(self, seen: Exchange | None) -> tuple[str, str]:
+        status = self._response.status if self._response else None
+        if status is not None and status >= 400 and self._outcome in ("", "gone"):
+            return ("failed" if status >= 500 else "rejected"), f"HTTP status {status}"
+        if self._outcome:
+            return self._outcome, self._detail
+        if seen is None:
+            return "malformed", "the answer could not be read"
+        if seen.outcome == "error":
+            return "failed", "the stream holds an error"
+        unreadable = _UNREADABLE & set(seen.notes)
+        if unreadable:
+            return "malformed", f"in the stream: {', '.join(sorted(unreadable))}"
+        if seen.first_token_ns is not None:
+            return "ok", ""
+        if self._response and not _is_answer(self._response.body.content_type):
+            return "malformed", "neither events nor JSON"
+        return "empty", "the answer holds no text"
+
+
+def _is_answer(content_type: str) -> bool:
+    return not content_type or "json" in content_type or "event-stream" in content_type
+
+
+def _why(error: OSError) -> str:
+    if isinstance(error, TimeoutError):
+        return "no connection in time"
+    code = error.errno or errno.EIO
+    return os.strerror(code) if code > 0 else str(error)

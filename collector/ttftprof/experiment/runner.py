@@ -1,0 +1,633 @@
+"""Carries a plan out: prepares each run, verifies its state, records it, asks, and keeps the result.
+
+Guarantees: a run is stored when it has ended and before the next begins; what could not be
+established is marked, not repaired in silence; a failed run is a result like any other; what was
+changed on the machine (read-ahead) is put back at the end, or by the next `bench` of this folder.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ttftprof.clock import NS_PER_S, now_ns
+from ttftprof.errors import TargetError, TtftprofError
+from ttftprof.experiment import state
+from ttftprof.experiment.client import Answer, Ask, Limits, ask, filler, wait_for_server
+from ttftprof.experiment.digest import digest, weights_of
+from ttftprof.experiment.fingerprint import Load, fingerprint
+from ttftprof.experiment.host import Keeper, RunRecorder
+from ttftprof.experiment.plan import (
+    ARGV,
+    COMMAND,
+    ENV_PREFIX,
+    MMAP,
+    READAHEAD,
+    REQUEST_PREFIX,
+    Plan,
+    Variant,
+    variants_of,
+)
+from ttftprof.experiment.scenarios import Scenario
+from ttftprof.experiment.schedule import needs_restart
+from ttftprof.experiment.state import Check, ServerApi
+from ttftprof.experiment.store import Slot, Store
+from ttftprof.sources.processes import descendants, read_process
+from ttftprof.target import by_port
+
+_SETTLE_S = 0.1  # after arming; after the last answer, for its last bytes
+_RETRY_S = 0.02
+_MAX_CHUNKS = 2_000  # of an answer, whose stamps are kept
+_UNKNOWN_MODEL = "ttftprof-no-such-model"
+_CACHED_TEMPLATE_SHARE, _CACHED_TEMPLATE_TOKENS = 0.25, 16
+_RETRIED = {"refused", "gone"}
+
+
+@dataclass(slots=True)
+class RunResult:
+    """What one run came to. `value_ns`: the client's TTFT (the median of several streams).
+
+    `established`: every check was met. `as_expected`: the outcome is one that the scenario expects.
+    """
+
+    checks: list[Check] = field(default_factory=list)
+    outcome: str = ""
+    detail: str = ""
+    as_expected: bool = False
+    value_ns: int | None = None
+    answers: list[dict[str, Any]] = field(default_factory=list)
+    attempts: int = 1
+    recovery: dict[str, Any] | None = None
+    degraded: list[str] = field(default_factory=list)
+    digest: dict[str, Any] | None = None
+    fingerprint: dict[str, str] = field(default_factory=dict)
+    load: dict[str, Any] = field(default_factory=dict)
+    wall_s: float = 0.0
+
+    @property
+    def established(self) -> bool:
+        return all(check.met for check in self.checks)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"established": self.established}
+
+
+class Watcher:
+    """Hears of the progress; does nothing by itself."""
+
+    def begin(self, slot: Slot, left: Sequence[Slot]) -> None: ...
+
+    def end(self, slot: Slot, result: RunResult) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+
+def carry_out(plan: Plan, store: Store, watcher: Watcher) -> None:
+    """Runs what is left of the schedule. Raises `TtftprofError` if the server cannot be had."""
+    with _session(plan, store, watcher) as session:
+        while left := store.left():
+            slot = left[0]
+            watcher.begin(slot, left)
+            attempt = store.begin(slot)
+            result = session.run(slot)
+            store.end(slot, attempt, result.as_json())
+            watcher.end(slot, result)
+            if len(left) > 1:
+                time.sleep(plan.gap_s)
+
+
+@contextmanager
+def _session(plan: Plan, store: Store, watcher: Watcher) -> Iterator[_Session]:
+    session = _Session(plan, store, watcher)
+    previous = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        session.open()
+        yield session
+    finally:
+        session.close()
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+class _Session:
+    """One sitting: the server, its files, and the settings in force."""
+
+    def __init__(self, plan: Plan, store: Store, watcher: Watcher) -> None:
+        self._plan = plan
+        self._store = store
+        self._watcher = watcher
+        self._server = plan.server
+        self._keeper: Keeper | None = None
+        self._api = ServerApi(plan.server.address, plan.server.base_path)
+        self._api_name = plan.server.api
+        self._gpu = state.GpuMemory()
+        self._scenarios = {scenario.name: scenario for scenario in plan.chosen()}
+        self._variants = {variant.name: variant for variant in variants_of(plan)}
+        self._variant: Variant | None = None
+        self._files: dict[str, tuple[str, ...]] = {}
+        self._asked = 0
+
+    # -- the server and its settings ----------------------------------------------------------
+
+    def open(self) -> None:
+        self._restore()  # what an interrupted sitting left changed
+        if self._server.command:
+            log = Path(self._server.stderr_to or self._store.folder / "server.log")
+            self._keeper = Keeper(log)
+        base = next(iter(self._variants.values()))
+        self._start_server(base)
+        self._api.recognise()
+        if self._api_name == "auto":
+            self._api_name = "ollama" if self._api.kind == "ollama" else "openai"
+        self._check_models()
+        self._watcher.say(
+            f"server at {self._server.url}: {self._api.version or self._api.kind}, "
+            f"asked by the {self._api_name} API"
+        )
+        if self._api.kind != "plain":
+            for model in self._server.models:
+                self._api.unload(model)
+            self._gpu.rebase()
+        elif self._keeper is not None:
+            self._gpu.rebase()
+        self._apply(base)
+
+    def close(self) -> None:
+        self._restore()
+        if self._keeper is not None:
+            self._keeper.close()
+
+    def _check_models(self) -> None:
+        named = self._api.models()
+        missing = [m for m in self._server.models if named and not _is_among(m, named)]
+        if missing:
+            raise TargetError(
+                f"the server at {self._server.url} has no model {missing[0]!r}",
+                f"it names: {', '.join(named[:12])}",
+            )
+
+    def _start_server(self, variant: Variant) -> None:
+        """Has the server of this variant running; one that we do not start must run already."""
+        if self._keeper is not None:
+            self._keeper.start(self._command(variant), self._environment(variant))
+        self._await_server()
+
+    def _await_server(self) -> None:
+        if not wait_for_server(self._server.address, self._server.ready_timeout_s):
+            raise TargetError(
+                f"nothing answers at {self._server.url}",
+                f"see {self._store.folder / 'server.log'}"
+                if self._keeper
+                else "start the server, or give server.command so that bench starts it",
+            )
+
+    def _command(self, variant: Variant) -> list[str]:
+        settings = variant.settings
+        words = list(self._server.command)
+        if COMMAND in settings:
+            words = shlex.split(settings[COMMAND])
+        words = [_filled(word, settings) for word in words]
+        words += shlex.split(settings.get(ARGV, ""))
+        if settings.get(MMAP) == "off":
+            words.append("--no-mmap")
+        return words
+
+    def _environment(self, variant: Variant) -> dict[str, str]:
+        own = {n.removeprefix(ENV_PREFIX): v for n, v in variant.settings.items() if n.startswith(ENV_PREFIX)}
+        return {**self._server.env, **own}
+
+    def _extra(self) -> dict[str, Any]:
+        """Fields of the request that this variant sets."""
+        assert self._variant is not None
+        return {
+            name.removeprefix(REQUEST_PREFIX): _typed(value)
+            for name, value in self._variant.settings.items()
+            if name.startswith(REQUEST_PREFIX)
+        }
+
+    def _apply(self, variant: Variant) -> list[Check]:
+        """Makes this variant's settings those in force."""
+        before, self._variant = self._variant, variant
+        changed = {
+            name for name, value in variant.settings.items()
+            if before is None or before.settings.get(name) != value
+        }  # fmt: skip
+        if before is not None and any(needs_restart(name) for name in changed):
+            self._start_server(variant)
+            self._await_answer(self._server.target)
+        self._find_files(variant)
+        if READAHEAD in variant.settings:
+            return [self._set_readahead(variant.settings[READAHEAD])]
+        return []
+
+    def _set_readahead(self, kb: str) -> Check:
+        paths = [path for paths in self._files.values() for path in paths]
+        switches = state.readahead_switches(paths)
+        remembered = self._store.meta("restore") or {}
+        self._store.set_meta("restore", {**switches, **remembered})
+        return state.set_readahead(switches, kb)
+
+    def _restore(self) -> None:
+        for switch, value in (self._store.meta("restore") or {}).items():
+            with suppress(OSError):
+                Path(switch).write_text(value)
+        self._store.set_meta("restore", {})
+
+    # -- whose files --------------------------------------------------------------------------
+
+    def _find_files(self, variant: Variant) -> None:
+        """The weights of each model: named in the plan, or seen while it is loaded once."""
+        if self._server.files:
+            self._files = {
+                model: tuple(_filled(path, variant.settings) for path in paths)
+                for model, paths in self._server.files.items()
+            }
+            return
+        moving = any(needs_restart(name) for name in variant.settings)
+        key = f"files of {variant.name}" if moving else "files"
+        known = self._store.meta(key)
+        if known is None:
+            known = self._survey() if self._plan.record else {}
+            self._store.set_meta(key, known)
+        self._files = {model: tuple(paths) for model, paths in known.items()}
+
+    def _survey(self) -> dict[str, list[str]]:
+        """Records one load of every model."""
+        self._watcher.say("looking which files each model is loaded from")
+        path = self._store.folder / "runs" / "survey.ttft"
+        if self._keeper is not None:
+            self._start_server(self._variant or next(iter(self._variants.values())))
+        recorder = RunRecorder(path, self._target(), self._log("recorder.log"), 600)
+        armed = recorder.wait_armed()
+        if armed:
+            time.sleep(_SETTLE_S)
+            for model in [*self._server.models, *self._server.models[:1]]:
+                self._api.unload(model)
+                self._await_answer(model)
+            time.sleep(_SETTLE_S)
+        if not recorder.stop():
+            raise TargetError(
+                f"the server cannot be recorded: {recorder.trouble}",
+                "name it with server.record (options of `ttftprof record`), or run with "
+                "record = false for the client's times alone",
+            )
+        found = {model: list(state.weights_beside(p)) for model, p in weights_of(path).items()}
+        for model in self._server.models:
+            if model not in found:
+                self._watcher.say(
+                    f"no load of {model} was seen: its page cache cannot be controlled; name its "
+                    "files in server.files"
+                )
+        return found
+
+    def _target(self) -> list[str]:
+        if self._server.record:
+            return list(self._server.record)
+        if self._keeper is not None:
+            return ["--pid", str(self._keeper.pid)]
+        return ["--port", str(self._server.address[1])]
+
+    def _log(self, name: str) -> Path:
+        return self._store.folder / name
+
+    # -- asking -------------------------------------------------------------------------------
+
+    def _ask(
+        self,
+        model: str,
+        tokens: int,
+        limits: Limits | None = None,
+        streams: int = 1,
+        max_tokens: int | None = None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> list[Answer]:
+        work = self._plan.workload
+        self._asked += 1
+        asks = [
+            Ask(
+                model,
+                filler(tokens, f"{os.getpid()}/{self._asked}/{n}", work.prompt_cache == "bust"),
+                max_tokens or work.max_tokens,
+                self._api_name,
+                self._extra(),
+            )
+            for n in range(streams)
+        ]
+        wanted = limits or Limits(work.timeout_s, work.stall_s)
+        return ask(asks, self._server.address, wanted, self._server.base_path, meanwhile)
+
+    def _await_answer(self, model: str) -> tuple[Answer, int]:
+        """Asks until it answers or `ready_timeout_s` is over; the last answer, and the tries.
+
+        A server that starts refuses, or answers 503 while it loads: that is to be waited for.
+        """
+        until_ns = now_ns() + int(self._server.ready_timeout_s * NS_PER_S)
+        tries = 0
+        while True:
+            (answer,) = self._ask(model, self._plan.workload.prompt_tokens)
+            tries += 1
+            starting = answer.outcome in _RETRIED or answer.status == 503
+            if not starting or now_ns() > until_ns:
+                return answer, tries
+            time.sleep(_RETRY_S)
+
+    def _bring_up(self, model: str) -> Check:
+        """Has the model loaded by asking it."""
+        answer, _ = self._await_answer(model)
+        found = answer.outcome if answer.outcome == "ok" else f"{answer.outcome}: {answer.detail}"
+        return Check(f"model {model} answers", "ok", found, answer.outcome == "ok", "a request")
+
+    # -- one run ------------------------------------------------------------------------------
+
+    def run(self, slot: Slot) -> RunResult:
+        """One run, whatever happens in it."""
+        scenario, result = self._scenarios[slot.scenario], RunResult()
+        began = time.monotonic()
+        self._revive(result)
+        result.checks += self._apply(self._variants[slot.variant])
+        recorder = self._recorder(slot)
+        try:
+            result.checks += self._prepare(scenario)
+            if recorder is not None and not recorder.wait_armed():
+                result.degraded.append(f"not recorded: {recorder.trouble}")
+            result.fingerprint = self._fingerprint()
+            time.sleep(_SETTLE_S)
+            sent, began_ns = self._measure(scenario, result)
+            time.sleep(_SETTLE_S)
+        finally:
+            whole = recorder.stop() if recorder is not None else False
+        if recorder is not None and whole:
+            self._digest(recorder.path, scenario, result, sent, began_ns)
+        elif recorder is not None and not result.degraded:
+            result.degraded.append(f"not recorded: {recorder.trouble}")
+        if scenario.is_failure:
+            self._recover(result)
+        result.wall_s = time.monotonic() - began
+        return result
+
+    def _revive(self, result: RunResult) -> None:
+        """A server of ours that died between runs is started again, and that is told."""
+        if self._keeper is None or self._variant is None:
+            return
+        if not wait_for_server(self._server.address, 1.0):
+            result.degraded.append("the server had ended and was started again before this run")
+            self._start_server(self._variant)
+            self._await_answer(self._server.target)
+
+    def _recorder(self, slot: Slot) -> RunRecorder | None:
+        if not self._plan.record:
+            return None
+        work = self._plan.workload
+        longest_s = 2 * work.timeout_s + work.idle_s + 4 * self._server.ready_timeout_s + 60
+        path = self._store.recording(slot.run)
+        return RunRecorder(path, self._target(), self._log("recorder.log"), longest_s)
+
+    def _fingerprint(self) -> dict[str, str]:
+        return fingerprint(self._files, self._server_pid(), self._api.version or self._api.kind)
+
+    def _server_pid(self) -> int | None:
+        if self._keeper is not None:
+            return self._keeper.server_pid
+        with suppress(TtftprofError):
+            return min(by_port(self._server.address[1]).roots)
+        return None
+
+    # -- its state ----------------------------------------------------------------------------
+
+    def _prepare(self, scenario: Scenario) -> list[Check]:
+        """Brings the state about. What is checked last is checked in `_verify`."""
+        target, other = self._server.target, self._server.other
+        checks: list[Check] = []
+        if scenario.resident == "other":
+            assert other is not None
+            if scenario.cache == "cached":
+                checks.append(self._bring_up(target))
+            if self._gpu.base and self._api.unload(target) and self._api.unload(other):
+                checks += [c for c in (self._gpu.check_base(),) if c is not None]
+            checks.append(self._bring_up(other))
+            loaded = self._api.loaded()
+            if loaded is not None and target in loaded:
+                self._api.unload(target)
+        elif scenario.resident == "both":
+            assert other is not None
+            checks += [self._bring_up(target), self._bring_up(other)]
+        elif scenario.resident == "target":
+            checks.append(self._bring_up(target))
+        if scenario.idle:
+            time.sleep(self._plan.workload.idle_s)
+            checks += [c for c in (self._gpu.check_base(),) if c is not None]
+        if scenario.drive != "restart":
+            self._set_cache(scenario)
+        return checks
+
+    def _set_cache(self, scenario: Scenario) -> None:
+        files = self._files.get(self._server.target, ())
+        if scenario.cache == "cold":
+            state.drop_files(files)
+        elif scenario.cache == "cached":
+            state.fill_files(files)
+
+    def _verify(self, scenario: Scenario) -> list[Check]:
+        """What holds at the moment before the request, by the kernel's and the server's word."""
+        target, other = self._server.target, self._server.other
+        checks: list[Check | None] = []
+        if scenario.cache != "any":
+            checks.append(state.check_cache(self._files.get(target, ()), scenario.cache))
+        if scenario.drive == "restart":
+            checks.append(self._gpu.check_base())
+        elif scenario.resident in ("other", "both") and other is not None:
+            checks.append(self._api.check_loaded(other, True))
+            checks.append(self._api.check_loaded(target, scenario.resident == "both"))
+        elif scenario.resident == "target":
+            checks.append(self._api.check_loaded(target, not scenario.idle))
+        return [check for check in checks if check is not None]
+
+    # -- what is measured ---------------------------------------------------------------------
+
+    def _measure(self, scenario: Scenario, result: RunResult) -> tuple[list[int], int | None]:
+        """Drives the scenario; when each request was sent, and when a restart began."""
+        load = Load()
+        began_ns: int | None = None
+        if scenario.drive == "restart":
+            began_ns, answers = self._restart(scenario, result)
+        else:
+            result.checks += self._verify(scenario)
+            answers = self._drive(scenario)
+        result.load = load.as_json()
+        self._settle(scenario, result, answers, began_ns)
+        return [a.send_begin_ns for a in answers if a.send_begin_ns is not None], began_ns
+
+    def _drive(self, scenario: Scenario) -> list[Answer]:
+        work, target = self._plan.workload, self._server.target
+        tokens = work.long_prompt_tokens if scenario.long_prompt else work.prompt_tokens
+        if scenario.drive == "unknown":
+            return self._ask(_UNKNOWN_MODEL, tokens)
+        if scenario.drive == "too_long":
+            return self._ask(target, work.too_long_tokens)
+        if scenario.drive == "give_up":
+            return self._ask(target, tokens, Limits(work.give_up_s, work.stall_s))
+        if scenario.drive == "kill":
+            return self._ask(target, tokens, meanwhile=self._kill_the_loader)
+        return self._ask(target, tokens, streams=scenario.streams)
+
+    def _kill_the_loader(self) -> None:
+        """Kills the youngest process of the server: the one that loads, where there is one."""
+        time.sleep(self._plan.workload.kill_after_s)
+        root = self._server_pid()
+        if root is None:
+            return
+        below = [p for p in map(read_process, descendants({root})) if p is not None]
+        if len(below) < 2 and not (self._server.command or self._server.restart):
+            return  # nobody could start it again
+        youngest = max(below, key=lambda p: (p.start_ticks, p.pid))
+        with suppress(ProcessLookupError):
+            os.kill(youngest.pid, signal.SIGKILL)
+
+    def _restart(self, scenario: Scenario, result: RunResult) -> tuple[int, list[Answer]]:
+        """Ends and starts the server; from the order to start it until the first token."""
+        assert self._variant is not None
+        if self._keeper is not None:
+            self._keeper.stop()
+        self._set_cache(scenario)
+        result.checks += self._verify(scenario)
+        began_ns = now_ns()
+        self._start_again()
+        answer, result.attempts = self._await_answer(self._server.target)
+        return began_ns, [answer]
+
+    def _start_again(self) -> None:
+        assert self._variant is not None
+        if self._keeper is not None:
+            self._keeper.start(self._command(self._variant), self._environment(self._variant))
+        elif self._server.restart:
+            subprocess.run(
+                self._server.restart,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                check=False,
+                timeout=self._server.ready_timeout_s,
+            )
+
+    def _settle(
+        self,
+        scenario: Scenario,
+        result: RunResult,
+        answers: Sequence[Answer],
+        began_ns: int | None,
+    ) -> None:
+        outcomes = [answer.outcome for answer in answers]
+        worst = next((a for a in answers if a.outcome not in scenario.expects), answers[0])
+        result.outcome, result.detail = worst.outcome, worst.detail
+        result.as_expected = all(outcome in scenario.expects for outcome in outcomes)
+        waits = [a.ttft_ns for a in answers if a.ttft_ns is not None]
+        if began_ns is not None:
+            waits = [a.first_token_ns - began_ns for a in answers if a.first_token_ns is not None]
+        if waits and not scenario.is_failure:
+            result.value_ns = int(median(waits))
+        result.answers = [_as_json(answer) for answer in answers]
+        if not scenario.is_failure and scenario.drive == "ask":
+            result.checks += self._check_prompt_cache(answers)
+
+    def _check_prompt_cache(self, answers: Sequence[Answer]) -> list[Check]:
+        """That the server's prompt cache was missed, where it was to be."""
+        if self._plan.workload.prompt_cache != "bust":
+            return []
+        told = [a for a in answers if a.cached_tokens is not None and a.prompt_tokens]
+        if not told:
+            return []
+        worst = max(told, key=lambda a: a.cached_tokens or 0)
+        cached, whole = worst.cached_tokens or 0, worst.prompt_tokens or 0
+        met = cached <= max(_CACHED_TEMPLATE_TOKENS, _CACHED_TEMPLATE_SHARE * whole)
+        return [Check("prompt cache", "missed", f"{cached} of {whole} tokens", met, "the answer")]
+
+    def _digest(
+        self,
+        path: Path,
+        scenario: Scenario,
+        result: RunResult,
+        sent_ns: Sequence[int],
+        began_ns: int | None,
+    ) -> None:
+        try:
+            result.digest = digest(path, sent_ns, began_ns)
+        except TtftprofError as error:
+            result.degraded.append(f"the recording cannot be read: {error.message}")
+            return
+        lost = sum(result.digest["lost"].values())
+        if lost:
+            result.degraded.append(f"{lost} events were lost")
+        switched = result.digest.get("switched")
+        if switched is None:
+            if result.outcome == "ok":
+                result.degraded.append("the recording does not show the request")
+        elif scenario.switched is not None and not scenario.is_failure:
+            words = {True: "a load", False: "no load"}
+            result.checks.append(
+                Check(
+                    "the request needed",
+                    words[scenario.switched],
+                    words[bool(switched)],
+                    bool(switched) == scenario.switched,
+                    "the recording",
+                )
+            )
+
+    def _recover(self, result: RunResult) -> None:
+        """How long it takes, after a failure, until the measured model answers again."""
+        began_ns = now_ns()
+        if not wait_for_server(self._server.address, 0.5):
+            self._start_again()
+        answer, tries = self._await_answer(self._server.target)
+        until_ns = answer.first_token_ns or answer.end_ns or now_ns()
+        result.recovery = {
+            "outcome": answer.outcome,
+            "detail": answer.detail,
+            "ttft_ns": answer.ttft_ns,
+            "after_ns": until_ns - began_ns,
+            "attempts": tries,
+        }
+
+
+def _as_json(answer: Answer) -> dict[str, Any]:
+    """Without words, which an answer does not hold; its stamps as steps from the first."""
+    found = asdict(answer)
+    chunks = answer.chunks[:_MAX_CHUNKS]
+    origin = answer.send_begin_ns or 0
+    found["chunks"] = [[ns - origin, size] for ns, size in chunks]
+    found["chunks_left_out"] = len(answer.chunks) - len(chunks)
+    found["ttft_ns"] = answer.ttft_ns
+    return found
+
+
+def _filled(word: str, settings: Mapping[str, str]) -> str:
+    """`{name}` replaced by the value of that factor; other braces stay."""
+    for name, value in settings.items():
+        word = word.replace(f"{{{name}}}", value)
+    return word
+
+
+def _typed(value: str) -> Any:
+    """A request field as JSON means it."""
+    words: dict[str, Any] = {"true": True, "false": False, "on": True, "off": False}
+    if value in words:
+        return words[value]
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(value)
+    return value
+
+
+def _is_among(model: str, named: Sequence[str]) -> bool:
+    return model in named or f"{model}:latest" in named

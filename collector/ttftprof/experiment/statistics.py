@@ -1,0 +1,265 @@
+"""The statistics of an experiment, on scipy: estimates with intervals, tests, and their limits.
+
+Pure and seeded: the same numbers give the same answer. Methods: medians and p95 with percentile
+bootstrap intervals (`scipy.stats.bootstrap`); the Hodges-Lehmann shift with the interval that
+belongs to its test (Hollander, Wolfe & Chicken, "Nonparametric Statistical Methods", 3rd ed.,
+3.2–3.3 and 4.2–4.3); Mann-Whitney, or Wilcoxon's signed ranks where runs are paired; Holm's
+correction (1979). No test here assumes normal times; the smallest effect that could have been found
+does (`detectable_shift`), and says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ttftprof.errors import Unsupported
+
+try:
+    from scipy import stats
+except ImportError as error:  # pragma: no cover - the extra is part of every test environment
+    raise Unsupported(
+        "the statistics need scipy, which is not installed", next_step="pip install 'ttftprof[bench]'"
+    ) from error
+
+Values = npt.NDArray[np.float64]
+
+CONFIDENCE = 0.95
+POWER = 0.8
+_RESAMPLES = 2_000
+_SEED = 20_240_607
+_P95_NEEDS = 20  # below this many runs the 95th percentile is hardly more than the largest
+_EXACT_UP_TO = 50  # runs a side for which exact tests are quick
+_WILCOXON_EFFICIENCY = 3 / math.pi  # of rank tests against t-tests, for normal noise
+_MAD_TO_SIGMA = 1.4826  # of a normal distribution
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A figure with its interval; None where there are too few values for one."""
+
+    value: float
+    interval: Interval | None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One set of values. `p95_is_rough`: so few that it is hardly more than the largest."""
+
+    count: int
+    median: Estimate
+    p95: Estimate
+    least: float
+    most: float
+    p95_is_rough: bool
+
+
+def summarise(values: Sequence[float]) -> Summary | None:
+    """None for no values."""
+    if not len(values):
+        return None
+    data = np.asarray(values, np.float64)
+    return Summary(
+        count=len(data),
+        median=_bootstrapped(data, 50.0),
+        p95=_bootstrapped(data, 95.0),
+        least=float(data.min()),
+        most=float(data.max()),
+        p95_is_rough=len(data) < _P95_NEEDS,
+    )
+
+
+def _bootstrapped(data: Values, percentile: float) -> Estimate:
+    value = float(np.percentile(data, percentile))
+    if len(data) < 3 or np.ptp(data) == 0:
+        return Estimate(value, None if len(data) < 3 else Interval(value, value))
+    found = stats.bootstrap(
+        (data,),
+        lambda sample, axis: np.percentile(sample, percentile, axis=axis),
+        n_resamples=_RESAMPLES,
+        confidence_level=CONFIDENCE,
+        method="percentile",
+        vectorized=True,
+        random_state=np.random.default_rng(_SEED),
+    ).confidence_interval
+    return Estimate(value, Interval(float(found.low), float(found.high)))
+
+
+# -- one set against another ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """By how much `other` lies above `base`, and how sure that is.
+
+    `smallest_p`: the smallest p that so few runs can give; `detectable`: the shift that would have
+    been found four times in five (see `detectable_shift`). `test`: mann-whitney or wilcoxon.
+    """
+
+    shift: Estimate
+    p: float
+    smallest_p: float
+    detectable: float | None
+    test: str
+    base_count: int
+    other_count: int
+
+
+def compare(base: Sequence[float], other: Sequence[float]) -> Shift | None:
+    """Two independent sets. None if either is empty."""
+    if not len(base) or not len(other):
+        return None
+    x, y = np.asarray(base, np.float64), np.asarray(other, np.float64)
+    differences = np.sort(np.subtract.outer(y, x), axis=None)
+    return Shift(
+        shift=Estimate(float(np.median(differences)), _rank_sum_interval(differences, len(x), len(y))),
+        p=_mann_whitney_p(x, y),
+        smallest_p=min(1.0, 2 / math.comb(len(x) + len(y), len(x))),
+        detectable=detectable_shift(x, y),
+        test="mann-whitney",
+        base_count=len(x),
+        other_count=len(y),
+    )
+
+
+def _mann_whitney_p(x: Values, y: Values) -> float:
+    if np.ptp(np.concatenate((x, y))) == 0:
+        return 1.0
+    tied = len(np.unique(np.concatenate((x, y)))) < len(x) + len(y)
+    exact = not tied and max(len(x), len(y)) <= _EXACT_UP_TO
+    return float(
+        stats.mannwhitneyu(y, x, alternative="two-sided", method="exact" if exact else "asymptotic").pvalue
+    )
+
+
+def _rank_sum_interval(differences: Values, n: int, m: int) -> Interval | None:
+    """Order statistics of all differences; None where even the widest is not sure enough.
+
+    C = nm/2 − z·sqrt(nm(n+m+1)/12), rounded down: Hollander et al., (4.31).
+    """
+    if 2 / math.comb(n + m, n) > 1 - CONFIDENCE:
+        return None
+    z = float(stats.norm.ppf(0.5 + CONFIDENCE / 2))
+    cut = math.floor(n * m / 2 - z * math.sqrt(n * m * (n + m + 1) / 12))
+    cut = min(max(cut, 1), len(differences) // 2)
+    return Interval(float(differences[cut - 1]), float(differences[-cut]))
+
+
+def compare_paired(base: Sequence[float], other: Sequence[float]) -> Shift | None:
+    """Two sets whose values belong together one by one. None if they are empty.
+
+    Of the differences, by their Walsh averages; those of 0 are dropped by the test (Wilcoxon's own
+    rule), so that identical sets give p = 1.
+    """
+    if not len(base) or len(base) != len(other):
+        return None
+    steps = np.asarray(other, np.float64) - np.asarray(base, np.float64)
+    count = len(steps)
+    upper = np.triu_indices(count)
+    walsh = np.sort((steps[upper[0]] + steps[upper[1]]) / 2)
+    moved = steps[steps != 0]
+    tied = len(np.unique(np.abs(moved))) < len(moved)
+    p = 1.0
+    if len(moved):
+        exact = not tied and len(moved) <= _EXACT_UP_TO
+        method = "exact" if exact else "asymptotic"
+        p = float(stats.wilcoxon(moved, method=_wilcoxon_method(method)).pvalue)
+    return Shift(
+        shift=Estimate(float(np.median(walsh)), _signed_rank_interval(walsh, count)),
+        p=p,
+        smallest_p=min(1.0, 2.0 ** (1 - count)),
+        detectable=_detectable(_sigma(steps), count, None),
+        test="wilcoxon",
+        base_count=count,
+        other_count=count,
+    )
+
+
+def _wilcoxon_method(wanted: str) -> str:
+    """scipy before 1.13 called the asymptotic method `approx`."""
+    return wanted if wanted == "exact" or _SCIPY >= (1, 13) else "approx"
+
+
+def _version(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _scipy_version() -> tuple[int, int]:
+    import scipy
+
+    return _version(scipy.__version__)
+
+
+_SCIPY = _scipy_version()
+
+
+def _signed_rank_interval(walsh: Values, n: int) -> Interval | None:
+    """C = n(n+1)/4 − z·sqrt(n(n+1)(2n+1)/24), rounded down: Hollander et al., (3.32)."""
+    if 2.0 ** (1 - n) > 1 - CONFIDENCE:
+        return None
+    z = float(stats.norm.ppf(0.5 + CONFIDENCE / 2))
+    cut = math.floor(n * (n + 1) / 4 - z * math.sqrt(n * (n + 1) * (2 * n + 1) / 24))
+    cut = min(max(cut, 1), len(walsh) // 2)
+    return Interval(float(walsh[cut - 1]), float(walsh[-cut]))
+
+
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """p-values adjusted for having been asked together: compare each with alpha as it is."""
+    adjusted: dict[str, float] = {}
+    highest = 0.0
+    for rank, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+        highest = max(highest, min(1.0, p * (len(p_values) - rank)))
+        adjusted[name] = highest
+    return {name: adjusted[name] for name in p_values}
+
+
+# -- what could have been found -------------------------------------------------------------------
+
+
+def detectable_shift(x: Values, y: Values, alpha: float = 1 - CONFIDENCE) -> float | None:
+    """The shift that a rank test of so many runs, as noisy as these, finds with 80 % power.
+
+    (z₁₋α/₂ + z₀.₈)·σ·sqrt((1/n + 1/m)/ARE), ARE = 3/π: for normal noise, its σ taken from the
+    median absolute deviation. None for fewer than three values a side.
+    """
+    if min(len(x), len(y)) < 3:
+        return None
+    sigma = math.sqrt((_sigma(x) ** 2 + _sigma(y) ** 2) / 2)
+    return _detectable(sigma, len(x), len(y), alpha)
+
+
+def _detectable(
+    sigma: float, n: int, m: int | None, alpha: float = 1 - CONFIDENCE
+) -> float | None:
+    if n < 3:
+        return None
+    z = float(stats.norm.ppf(1 - alpha / 2) + stats.norm.ppf(POWER))
+    spread = 1 / n + (1 / m if m is not None else 0)
+    return z * sigma * math.sqrt(spread / _WILCOXON_EFFICIENCY)
+
+
+def _sigma(values: Values) -> float:
+    """Robust: one outlier in twelve runs says nothing of the other eleven."""
+    mad = float(np.median(np.abs(values - np.median(values)))) * _MAD_TO_SIGMA
+    return mad if mad > 0 else float(np.std(values))
+
+
+def runs_needed(comparisons: int, alpha: float, paired: bool) -> int:
+    """The fewest runs a side whose smallest p survives Holm's correction for so many questions."""
+    count = 2
+    while True:
+        smallest = 2.0 ** (1 - count) if paired else 2 / math.comb(2 * count, count)
+        if smallest * comparisons <= alpha:
+            return count
+        count += 1

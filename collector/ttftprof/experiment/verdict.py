@@ -1,0 +1,457 @@
+"""What the runs of an experiment show: figures, comparisons, the phase to blame, verdicts. Pure.
+
+Two kinds of question. Within a variant, each scenario against the baseline: which phase makes it
+slower. Between variants, each scenario against itself under the first variant: what the change did,
+and whether that was expected. Only runs count that are no warm-up, whose state was established, and
+that came out as they should; all others are counted and shown.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ttftprof.diagnosis import first_that_matters
+from ttftprof.experiment.plan import Expectation, Plan, variants_of
+from ttftprof.experiment.scenarios import Scenario
+from ttftprof.experiment.statistics import (
+    Shift,
+    Summary,
+    compare,
+    compare_paired,
+    holm,
+    runs_needed,
+    summarise,
+)
+from ttftprof.experiment.store import Kept
+from ttftprof.model import PHASES
+
+COUNTERS = ("major_faults", "minor_faults", "storage_bytes", "storage_rate")
+# A phase is blamed for growth that is sure *and* matters: of the base's TTFT, and in time.
+MATTERS_SHARE = 0.01
+MATTERS_NS = 1_000_000
+PAIRED_FROM = 6  # pairs; with fewer, even six of six in one direction prove nothing at 5 %
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run as the statistics see it; `values` by metric, those known."""
+
+    number: int
+    block: int
+    scenario: str
+    variant: str
+    warmup: bool
+    established: bool
+    as_expected: bool
+    outcome: str
+    values: Mapping[str, float]
+    recovery_ns: int | None
+    recovered: bool | None
+    raw: Mapping[str, Any]
+
+    @property
+    def counts(self) -> bool:
+        return not self.warmup and self.established and self.as_expected
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """All runs of one scenario under one variant.
+
+    `not_counted`: {why: how many}. `summaries` by metric; `mean_phases` add up to the mean TTFT that
+    the recorder saw.
+    """
+
+    scenario: str
+    about: str
+    variant: str
+    is_failure: bool
+    runs: tuple[Run, ...]
+    not_counted: Mapping[str, int]
+    outcomes: Mapping[str, int]
+    summaries: Mapping[str, Summary]
+    mean_phases: Mapping[str, float]
+    recovery: Summary | None
+    not_recovered: int
+
+    @property
+    def counted(self) -> tuple[Run, ...]:
+        return tuple(run for run in self.runs if run.counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One metric of two conditions. `p` is corrected for all that were asked together; `beyond`:
+    sure, and enough to matter."""
+
+    metric: str
+    shift: Shift
+    p: float
+    beyond: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """`other` against `base`: what is different, and which phase it began with.
+
+    `direction`: slower, faster, or same (nothing sure). `blamed`: the first phase, in order of time,
+    that changed that way beyond noise and makes a good part of the change. `too_few`: how many runs
+    a side it would take for any answer; None where there are enough.
+    """
+
+    kind: str
+    base: tuple[str, str]
+    other: tuple[str, str]
+    metrics: tuple[Compared, ...]
+    direction: str
+    blamed: str | None
+    too_few: int | None
+    sentence: str
+
+    def metric(self, name: str) -> Compared | None:
+        return next((m for m in self.metrics if m.metric == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """An expectation that was stated beforehand, and what became of it."""
+
+    expectation: Expectation
+    scenario: str
+    variant: str
+    verdict: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Everything that an experiment shows."""
+
+    conditions: tuple[Condition, ...]
+    causes: tuple[Contrast, ...]
+    changes: tuple[Contrast, ...]
+    judged: tuple[Judged, ...]
+
+
+# -- runs -----------------------------------------------------------------------------------------
+
+
+def runs_of(kept: Iterable[Kept]) -> list[Run]:
+    return [_run(one) for one in kept]
+
+
+def _run(kept: Kept) -> Run:
+    slot, result = kept.slot, kept.result
+    recovery = result.get("recovery")
+    return Run(
+        number=slot.run,
+        block=slot.block,
+        scenario=slot.scenario,
+        variant=slot.variant,
+        warmup=slot.warmup,
+        established=bool(result["established"]),
+        as_expected=bool(result["as_expected"]),
+        outcome=str(result["outcome"]),
+        values=_values(result),
+        recovery_ns=recovery["after_ns"] if recovery and recovery["outcome"] == "ok" else None,
+        recovered=None if recovery is None else recovery["outcome"] == "ok",
+        raw=result,
+    )
+
+
+def _values(result: Mapping[str, Any]) -> dict[str, float]:
+    """By metric. A phase that a recorded run did not have took 0; without a recording nothing is
+    known of phases."""
+    values: dict[str, float] = {}
+    if result.get("value_ns") is not None:
+        values["ttft"] = float(result["value_ns"])
+    seen = result.get("digest") or {}
+    if "phases" in seen:
+        values |= {name: float(seen["phases"].get(name, 0)) for name in PHASES}
+        values |= {name: float(seen[name]) for name in COUNTERS if seen.get(name) is not None}
+    return values
+
+
+def why_not_counted(run: Run) -> str:
+    """Why a run is in no verdict; "" if it is."""
+    if run.warmup:
+        return "warm-up"
+    if not run.established:
+        unmet = next(c for c in run.raw["checks"] if not c["met"])
+        return f"{unmet['what']}: {unmet['found']}, not {unmet['wanted']}"
+    return "" if run.as_expected else f"failed: {run.outcome}"
+
+
+# -- conditions -----------------------------------------------------------------------------------
+
+
+def find(plan: Plan, kept: Sequence[Kept]) -> Findings:
+    """The whole evaluation, of however many runs there are so far."""
+    runs = runs_of(kept)
+    conditions = tuple(
+        _condition(scenario, variant.name, runs)
+        for variant in variants_of(plan)
+        for scenario in plan.chosen()
+    )
+    changes = tuple(_changes(plan, conditions))
+    return Findings(
+        conditions=conditions,
+        causes=tuple(_causes(plan, conditions)),
+        changes=changes,
+        judged=tuple(judge(one, changes) for one in _spread(plan, changes)),
+    )
+
+
+def _condition(scenario: Scenario, variant: str, runs: Sequence[Run]) -> Condition:
+    own = tuple(r for r in runs if r.scenario == scenario.name and r.variant == variant)
+    counted = [run for run in own if run.counts]
+    by_metric: dict[str, list[float]] = {}
+    for run in counted:
+        for name, value in run.values.items():
+            by_metric.setdefault(name, []).append(value)
+    summaries = {name: summarise(values) for name, values in by_metric.items()}
+    recorded = [run for run in counted if PHASES[0] in run.values]
+    return Condition(
+        scenario=scenario.name,
+        about=scenario.about,
+        variant=variant,
+        is_failure=scenario.is_failure,
+        runs=own,
+        not_counted=Counter(why for why in map(why_not_counted, own) if why),
+        outcomes=Counter(run.outcome for run in own if not run.warmup),
+        summaries={name: s for name, s in summaries.items() if s is not None},
+        mean_phases={
+            name: sum(run.values[name] for run in recorded) / len(recorded)
+            for name in PHASES
+            if recorded
+        },
+        recovery=summarise([float(r.recovery_ns) for r in own if r.recovery_ns is not None]),
+        not_recovered=sum(1 for run in own if run.recovered is False),
+    )
+
+
+# -- contrasts ------------------------------------------------------------------------------------
+
+
+def _causes(plan: Plan, conditions: Sequence[Condition]) -> Iterable[Contrast]:
+    """Each scenario against the baseline, within each variant. Runs of a block are pairs there
+    too, but of different work: they are compared as independent."""
+    for base in conditions:
+        if base.scenario != plan.baseline:
+            continue
+        for other in conditions:
+            if other.variant == base.variant and other is not base and not other.is_failure:
+                yield contrast("cause", base, other, plan.alpha, paired=False)
+
+
+def _changes(plan: Plan, conditions: Sequence[Condition]) -> Iterable[Contrast]:
+    """Each variant against the first, scenario by scenario, in pairs of one block."""
+    first = variants_of(plan)[0].name
+    for base in conditions:
+        if base.variant != first or base.is_failure:
+            continue
+        for other in conditions:
+            if other.scenario == base.scenario and other is not base:
+                yield contrast("change", base, other, plan.alpha, paired=True)
+
+
+def contrast(
+    kind: str, base: Condition, other: Condition, alpha: float, paired: bool
+) -> Contrast:
+    """All metrics of two conditions, corrected together."""
+    shifts = _shifts(base, other, paired)
+    timed = {name: shift for name, shift in shifts.items() if name not in COUNTERS}
+    counted = {name: shift for name, shift in shifts.items() if name in COUNTERS}
+    # Times answer one question, what took longer; counters explain, and are a family of their own.
+    adjusted = {
+        **holm({name: shift.p for name, shift in timed.items()}),
+        **holm({name: shift.p for name, shift in counted.items()}),
+    }
+    usual = base.summaries.get("ttft")
+    threshold_ns = max(MATTERS_NS, MATTERS_SHARE * usual.median.value) if usual else MATTERS_NS
+    metrics = tuple(
+        Compared(
+            name,
+            shift,
+            adjusted[name],
+            adjusted[name] <= alpha
+            and (name in COUNTERS or abs(shift.shift.value) >= threshold_ns),
+        )
+        for name, shift in shifts.items()
+    )
+    direction, blamed = blame(metrics)
+    too_few = _too_few(timed, alpha)
+    return Contrast(
+        kind=kind,
+        base=(base.scenario, base.variant),
+        other=(other.scenario, other.variant),
+        metrics=metrics,
+        direction=direction,
+        blamed=blamed,
+        too_few=too_few,
+        sentence=_sentence(metrics, direction, blamed, too_few, min(_counts(base, other))),
+    )
+
+
+def _counts(base: Condition, other: Condition) -> tuple[int, int]:
+    return len(base.counted), len(other.counted)
+
+
+def _shifts(base: Condition, other: Condition, paired: bool) -> dict[str, Shift]:
+    pairs = _pairs(base, other) if paired else []
+    found: dict[str, Shift | None] = {}
+    for name in ("ttft", *PHASES, *COUNTERS):
+        if len(pairs) >= PAIRED_FROM:
+            both = [(a.values[name], b.values[name]) for a, b in pairs
+                    if name in a.values and name in b.values]  # fmt: skip
+            found[name] = compare_paired([a for a, _ in both], [b for _, b in both])
+        else:
+            found[name] = compare(
+                [r.values[name] for r in base.counted if name in r.values],
+                [r.values[name] for r in other.counted if name in r.values],
+            )
+    # A phase that neither side ever had is not a question.
+    return {
+        name: shift
+        for name, shift in found.items()
+        if shift is not None and not (name in PHASES and _never(name, base, other))
+    }
+
+
+def _never(name: str, *conditions: Condition) -> bool:
+    return all(not run.values.get(name) for c in conditions for run in c.counted)
+
+
+def _pairs(base: Condition, other: Condition) -> list[tuple[Run, Run]]:
+    by_block = {run.block: run for run in other.counted}
+    return [(run, by_block[run.block]) for run in base.counted if run.block in by_block]
+
+
+def blame(metrics: Sequence[Compared]) -> tuple[str, str | None]:
+    """(direction, phase): whether it became slower or faster beyond noise, and the first phase in
+    order of time that did so and makes up a good part of all that did."""
+    phases = {m.metric: m.shift.shift.value for m in metrics if m.metric in PHASES and m.beyond}
+    ttft = next((m for m in metrics if m.metric == "ttft"), None)
+    total = ttft.shift.shift.value if ttft is not None and ttft.beyond else sum(phases.values())
+    if not total:
+        return "same", None
+    sign = 1 if total > 0 else -1
+    grown = {name: sign * phases[name] for name in PHASES if sign * phases.get(name, 0) > 0}
+    return ("slower" if sign > 0 else "faster"), first_that_matters(grown)
+
+
+def _too_few(shifts: Mapping[str, Shift], alpha: float) -> int | None:
+    """How many runs a side it takes before any of these questions can be answered."""
+    if not shifts:
+        return runs_needed(1, alpha, paired=False)
+    possible = min(shift.smallest_p for shift in shifts.values())
+    if possible * len(shifts) <= alpha:
+        return None
+    return runs_needed(len(shifts), alpha, any(s.test == "wilcoxon" for s in shifts.values()))
+
+
+def _sentence(
+    metrics: Sequence[Compared],
+    direction: str,
+    blamed: str | None,
+    too_few: int | None,
+    fewest: int,
+) -> str:
+    if too_few is not None:
+        return (
+            f"too few runs to say: {fewest} that count on the smaller side, "
+            f"at least {too_few} are needed"
+        )
+    ttft = next((m for m in metrics if m.metric == "ttft"), None)
+    if ttft is None:
+        return "no time to the first token to compare"
+    if direction == "same":
+        text = "no difference beyond noise"
+        if ttft.shift.detectable is not None:
+            text += f"; one of {_time(ttft.shift.detectable)} would most likely have been found"
+        return text
+    text = f"{direction} by {_time(abs(ttft.shift.shift.value))}"
+    if ttft.shift.shift.interval is not None:
+        ends = sorted(abs(end) for end in (ttft.shift.shift.interval.low, ttft.shift.shift.interval.high))
+        same_side = ttft.shift.shift.interval.low * ttft.shift.shift.interval.high > 0
+        text += (
+            f" ({_time(ends[0])} to {_time(ends[1])})"
+            if same_side
+            else f" ({_signed(ttft.shift.shift.interval.low)} to {_signed(ttft.shift.shift.interval.high)})"
+        )
+    if blamed is None:
+        return f"{text}; no phase alone changed beyond noise"
+    own = next(m for m in metrics if m.metric == blamed)
+    word = "grew" if direction == "slower" else "shrank"
+    return f"{text}; it began with {blamed}, which {word} by {_time(abs(own.shift.shift.value))}"
+
+
+def _time(ns: float) -> str:
+    return f"{ns / 1e9:.2f} s" if ns >= 1e9 else f"{ns / 1e6:.1f} ms"
+
+
+def _signed(ns: float) -> str:
+    return f"{'−' if ns < 0 else '+'}{_time(abs(ns))}"
+
+
+# -- expectations ---------------------------------------------------------------------------------
+
+
+def _spread(plan: Plan, changes: Sequence[Contrast]) -> list[tuple[Expectation, Contrast | None]]:
+    """Each expectation with every contrast that it speaks of."""
+    found: list[tuple[Expectation, Contrast | None]] = []
+    for one in plan.expectations:
+        fitting = [
+            c
+            for c in changes
+            if one.scenario in ("", c.other[0]) and one.variant in ("", c.other[1])
+        ]
+        found += [(one, c) for c in fitting] or [(one, None)]
+    return found
+
+
+def judge(stated: tuple[Expectation, Contrast | None], _all: Sequence[Contrast]) -> Judged:
+    """confirmed: sure, in the stated direction, and by its interval at least the stated size.
+    refuted: sure in the other direction, or by its interval certainly less than the stated size.
+    undecided: everything else, too few runs first of all."""
+    one, found = stated
+    place = found.other if found is not None else (one.scenario, one.variant)
+    own = found.metric(one.metric) if found is not None else None
+    if found is None or own is None:
+        return Judged(one, *place, "undecided", "nothing was measured that it speaks of")
+    if found.too_few is not None:
+        return Judged(one, *place, "undecided", found.sentence)
+    sign = -1 if one.direction == "lower" else 1
+    interval = own.shift.shift.interval
+    if interval is None:
+        return Judged(one, *place, "undecided", "too few runs for an interval")
+    low, high = sorted((sign * interval.low, sign * interval.high))
+    least = one.at_least * abs(_base_value(found, one.metric))
+    shown = f"{_amount(one.metric, own.shift.shift.value)}"
+    bounds = f"{_amount(one.metric, interval.low)} to {_amount(one.metric, interval.high)}"
+    if own.p <= _ALPHA_OF_VERDICT and low > 0 and low >= least:
+        return Judged(one, *place, "confirmed", f"{shown} ({bounds})")
+    if high < 0 and own.p <= _ALPHA_OF_VERDICT:
+        return Judged(one, *place, "refuted", f"the other way: {shown} ({bounds})")
+    if least and high < least:
+        return Judged(one, *place, "refuted", f"less than stated: {shown} ({bounds})")
+    return Judged(one, *place, "undecided", f"{shown} ({bounds})")
+
+
+_ALPHA_OF_VERDICT = 0.05
+
+
+def _base_value(found: Contrast, metric: str) -> float:
+    own = found.metric(metric)
+    return own.base_median if own is not None else 0.0
+
+
+def _amount(metric: str, value: float) -> str:
+    if metric in ("major_faults", "minor_faults"):
+        return f"{value:+,.0f}"
+    if metric in ("storage_bytes", "storage_rate"):
+        return f"{value / 1e6:+,.1f} MB" + ("/s" if metric == "storage_rate" else "")
+    return _signed(value)
