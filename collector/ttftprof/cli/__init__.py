@@ -21,6 +21,7 @@ _COMMANDS = {
     "report": "ttftprof.cli.report",
     "diff": "ttftprof.cli.diff",
     "summary": "ttftprof.cli.summary",
+    "bench": "ttftprof.cli.bench",
     "export": "ttftprof.cli.export",
     "dump": "ttftprof.cli.dump",
     "doctor": "ttftprof.cli.doctor",

@@ -7,14 +7,23 @@ the recording; a gain is only promised with the model that gives it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ttftprof.diagnosis.phase_rules import LEADING_RULES, PHASE_RULES
 from ttftprof.diagnosis.rules import Blamed, Facts, Rule, seconds
 from ttftprof.diagnosis.storage_rules import ACQUITTALS, STORAGE_RULES
 from ttftprof.model import CONFIDENCES, Phase, Request, Verdict
 
-__all__ = ["NOISE_NS", "NOISE_SHARE", "RULES", "Facts", "first_that_grew", "judge", "noise_ns"]
+__all__ = [
+    "NOISE_NS",
+    "NOISE_SHARE",
+    "RULES",
+    "Facts",
+    "first_that_grew",
+    "first_that_matters",
+    "judge",
+    "noise_ns",
+]
 
 # All that apply add to the verdict, in this order: the first action is the first rule's.
 RULES: tuple[Rule, ...] = (*LEADING_RULES, *STORAGE_RULES, *PHASE_RULES, *ACQUITTALS)
@@ -110,7 +119,12 @@ def first_that_grew(phases: Sequence[Phase], baseline: Request | None) -> str | 
     grown: dict[str, int] = {}
     for phase in phases:
         grown[phase.phase] = grown.get(phase.phase, -usual.get(phase.phase, 0)) + phase.duration_ns
-    beyond = {name: ns for name, ns in grown.items() if ns > noise_ns(baseline)}
+    return first_that_matters({n: ns for n, ns in grown.items() if ns > noise_ns(baseline)})
+
+
+def first_that_matters(beyond: Mapping[str, float]) -> str | None:
+    """Of the phases that grew beyond noise, in order of time: the first that makes up a good part
+    (a fifth) of their growth."""
     total = sum(beyond.values())
     return next((name for name, ns in beyond.items() if ns * 5 >= total), None)
 

@@ -65,7 +65,7 @@ def _of_file(name: str, path: str) -> dict[str, str]:
 
 
 def _identity(path: str) -> str:
-    """Size, time of change, and a hash of the first MiB: enough to tell models apart, for little."""
+    """Size, time of change, a hash of the first MiB: tells models apart, for little."""
     status = Path(path).stat()
     key = (path, status.st_size, status.st_mtime_ns, status.st_ino)
     if key not in _identities:

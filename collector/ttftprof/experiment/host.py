@@ -117,7 +117,7 @@ class RunRecorder:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.PIPE,
-                preexec_fn=_end_with_us,
+                preexec_fn=_end_with_us,  # noqa: PLW1509 - this process has one thread
             )
 
     def wait_armed(self) -> bool:
@@ -157,5 +157,7 @@ class RunRecorder:
 def _last_line(errors: bytes) -> str:
     """What the recorder said of its failure."""
     lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
-    told = next((line for line in lines if line.startswith("ttftprof:")), lines[-1] if lines else "")
+    told = next(
+        (line for line in lines if line.startswith("ttftprof:")), lines[-1] if lines else ""
+    )
     return told.removeprefix("ttftprof: ") or "the recorder failed without a word"

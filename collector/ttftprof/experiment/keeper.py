@@ -4,8 +4,8 @@ A process of its own, so that server and restarts have one parent that can be re
 the server ends with the experiment however that ends: when its standard input closes, the keeper
 ends the server and itself. One JSON object a line goes in, one comes out for each.
 
-    {"start": [argv], "env": {…}, "log": path, "user": [uid, gid, name] | null}   → {"pid": n}
-    {"stop": true}                                                                 → {"stopped": true}
+    {"start": [argv], "env": {…}, "log": path, "user": [uid, gid, name] | null}  → {"pid": n}
+    {"stop": true}  → {"stopped": true}
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from typing import Any
 
 GRACE_S = 15.0
@@ -25,20 +26,16 @@ def _stop(process: subprocess.Popen[bytes] | None) -> None:
     if process is None:
         return
     process.terminate()
-    try:
+    with suppress(subprocess.TimeoutExpired):
         process.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        pass
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 
 def _start(order: dict[str, Any]) -> subprocess.Popen[bytes]:
     uid, gid, name = order.get("user") or (None, None, None)
-    groups = os.getgrouplist(name, gid) if name else None
+    groups = os.getgrouplist(name, gid) if name and gid is not None else None
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
         # stdin is a pipe that this process holds: servers that watch theirs end with it

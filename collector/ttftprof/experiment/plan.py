@@ -1,7 +1,7 @@
 """The plan of an experiment: a TOML file, or the options of the command line, checked whole.
 
-Guarantee: what `load` returns can be carried out as far as can be told without the server; anything
-else is a `PlanError` that names every fault with its line and field, and what to write instead.
+Guarantee: what `from_mapping` returns can be carried out, as far as can be told without the server;
+anything else is a `PlanError` that names every fault with its line and field, and what to write.
 """
 
 from __future__ import annotations
@@ -179,10 +179,10 @@ class Server:
     models: tuple[str, ...] = _is(_list_of(_text, 1))
     api: str = _is(_one_of(APIS), "auto")
     measured: str = _is(_text, "")
-    files: dict[str, tuple[str, ...]] = _is(_texts_by_name, {})
+    files: Mapping[str, tuple[str, ...]] = _is(_texts_by_name, {})
     command: tuple[str, ...] = _is(_words, ())
     restart: tuple[str, ...] = _is(_words, ())
-    env: dict[str, str] = _is(_text_by_name, {})
+    env: Mapping[str, str] = _is(_text_by_name, {})
     record: tuple[str, ...] = _is(_words, ())
     ready_timeout_s: float = _is(_seconds(1), 120.0)
     stderr_to: str = _is(_text, "")
@@ -285,19 +285,20 @@ class Plan:
 # -- reading --------------------------------------------------------------------------------------
 
 
-def load(path: Path) -> Plan:
-    """The plan in a TOML file."""
+def read_toml(path: Path) -> tuple[dict[str, Any], str]:
+    """(what the file says, its text). Raises `PlanError`, with the line, if it is no TOML."""
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"{path} cannot be read: {error}", "give the path of a plan") from error
+        raise PlanError(
+            f"{path} cannot be read: {error}", "ttftprof bench --example > plan.toml makes one"
+        ) from error
     try:
-        raw = tomllib.loads(text)
+        return tomllib.loads(text), text
     except tomllib.TOMLDecodeError as error:
         raise PlanError(
             f"{path} is no TOML: {error}", "ttftprof bench --example prints a plan to start from"
         ) from error
-    return from_mapping(raw, str(path), text)
 
 
 def from_mapping(raw: Mapping[str, Any], source: str, text: str = "") -> Plan:
@@ -499,7 +500,7 @@ def _templates(server: Server) -> list[str]:
 
 
 def _of_expectations(plan: Plan) -> Iterator[Fault]:
-    names = {scenario.name for scenario in plan.chosen() if scenario.name} if _all_known(plan) else set()
+    names = {scenario.name for scenario in plan.chosen()} if _all_known(plan) else set()
     variants = {variant.name for variant in variants_of(plan)[1:]}
     for one in plan.expectations:
         if one.scenario and names and one.scenario not in names:
@@ -542,7 +543,7 @@ def variants_of(plan: Plan) -> tuple[Variant, ...]:
     return tuple(found)
 
 
-EXAMPLE = '''\
+EXAMPLE = """\
 # An experiment: does more read-ahead shorten a cold switch?   sudo ttftprof bench plan.toml
 
 [experiment]
@@ -584,4 +585,4 @@ scenario = "cold-switch"
 metric = "ttft"
 direction = "lower"
 at_least = "10%"
-'''
+"""

@@ -1,4 +1,4 @@
-"""Carries a plan out: prepares each run, verifies its state, records it, asks, and keeps the result.
+"""Carries a plan out: prepares each run, verifies its state, records it, asks, keeps the result.
 
 Guarantees: a run is stored when it has ended and before the next begins; what could not be
 established is marked, not repaired in silence; a failed run is a result like any other; what was
@@ -205,7 +205,11 @@ class _Session:
         return words
 
     def _environment(self, variant: Variant) -> dict[str, str]:
-        own = {n.removeprefix(ENV_PREFIX): v for n, v in variant.settings.items() if n.startswith(ENV_PREFIX)}
+        own = {
+            n.removeprefix(ENV_PREFIX): v
+            for n, v in variant.settings.items()
+            if n.startswith(ENV_PREFIX)
+        }
         return {**self._server.env, **own}
 
     def _extra(self) -> dict[str, Any]:

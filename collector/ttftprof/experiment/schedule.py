@@ -1,4 +1,4 @@
-"""The order of the runs: interleaved in blocks, shuffled by the plan's seed, always the same for it.
+"""The order of the runs: interleaved in blocks, shuffled by the plan's seed, the same each time.
 
 A block holds each scenario of each variant once, so that drift of the machine falls on all alike
 and the runs of one block are pairs. Variants that need the server restarted stay together within a

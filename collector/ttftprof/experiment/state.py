@@ -286,7 +286,9 @@ class ServerApi:
 
 def _has_status(models: Any) -> bool:
     data = models.get("data") if isinstance(models, Mapping) else None
-    return bool(data) and all(isinstance(m, Mapping) and isinstance(m.get("status"), Mapping) for m in data)
+    if not isinstance(data, list) or not data:
+        return False
+    return all(isinstance(m, Mapping) and isinstance(m.get("status"), Mapping) for m in data)
 
 
 def _names(loaded: Iterable[str], model: str) -> bool:

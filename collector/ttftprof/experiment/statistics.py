@@ -23,7 +23,8 @@ try:
     from scipy import stats
 except ImportError as error:  # pragma: no cover - the extra is part of every test environment
     raise Unsupported(
-        "the statistics need scipy, which is not installed", next_step="pip install 'ttftprof[bench]'"
+        "the statistics need scipy, which is not installed",
+        next_step="pip install 'ttftprof[bench]'",
     ) from error
 
 Values = npt.NDArray[np.float64]
@@ -122,7 +123,9 @@ def compare(base: Sequence[float], other: Sequence[float]) -> Shift | None:
     x, y = np.asarray(base, np.float64), np.asarray(other, np.float64)
     differences = np.sort(np.subtract.outer(y, x), axis=None)
     return Shift(
-        shift=Estimate(float(np.median(differences)), _rank_sum_interval(differences, len(x), len(y))),
+        shift=Estimate(
+            float(np.median(differences)), _rank_sum_interval(differences, len(x), len(y))
+        ),
         p=_mann_whitney_p(x, y),
         smallest_p=min(1.0, 2 / math.comb(len(x) + len(y), len(x))),
         detectable=detectable_shift(x, y),
@@ -138,7 +141,9 @@ def _mann_whitney_p(x: Values, y: Values) -> float:
     tied = len(np.unique(np.concatenate((x, y)))) < len(x) + len(y)
     exact = not tied and max(len(x), len(y)) <= _EXACT_UP_TO
     return float(
-        stats.mannwhitneyu(y, x, alternative="two-sided", method="exact" if exact else "asymptotic").pvalue
+        stats.mannwhitneyu(
+            y, x, alternative="two-sided", method="exact" if exact else "asymptotic"
+        ).pvalue
     )
 
 
@@ -239,9 +244,7 @@ def detectable_shift(x: Values, y: Values, alpha: float = 1 - CONFIDENCE) -> flo
     return _detectable(sigma, len(x), len(y), alpha)
 
 
-def _detectable(
-    sigma: float, n: int, m: int | None, alpha: float = 1 - CONFIDENCE
-) -> float | None:
+def _detectable(sigma: float, n: int, m: int | None, alpha: float = 1 - CONFIDENCE) -> float | None:
     if n < 3:
         return None
     z = float(stats.norm.ppf(1 - alpha / 2) + stats.norm.ppf(POWER))

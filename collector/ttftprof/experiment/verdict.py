@@ -32,7 +32,7 @@ COUNTERS = ("major_faults", "minor_faults", "storage_bytes", "storage_rate")
 # A phase is blamed for growth that is sure *and* matters: of the base's TTFT, and in time.
 MATTERS_SHARE = 0.01
 MATTERS_NS = 1_000_000
-PAIRED_FROM = 6  # pairs; with fewer, even six of six in one direction prove nothing at 5 %
+PAIRED_FROM = 10  # pairs; below, signed ranks have too few outcomes to answer many questions
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ class Run:
 class Condition:
     """All runs of one scenario under one variant.
 
-    `not_counted`: {why: how many}. `summaries` by metric; `mean_phases` add up to the mean TTFT that
-    the recorder saw.
+    `not_counted`: {why: how many}. `summaries` by metric; `mean_phases` add up to the mean TTFT
+    that the recorder saw.
     """
 
     scenario: str
@@ -85,9 +85,10 @@ class Condition:
 @dataclass(frozen=True, slots=True)
 class Compared:
     """One metric of two conditions. `p` is corrected for all that were asked together; `beyond`:
-    sure, and enough to matter."""
+    sure, and enough to matter. `base_median`: of the base's runs."""
 
     metric: str
+    base_median: float
     shift: Shift
     p: float
     beyond: bool
@@ -97,9 +98,9 @@ class Compared:
 class Contrast:
     """`other` against `base`: what is different, and which phase it began with.
 
-    `direction`: slower, faster, or same (nothing sure). `blamed`: the first phase, in order of time,
-    that changed that way beyond noise and makes a good part of the change. `too_few`: how many runs
-    a side it would take for any answer; None where there are enough.
+    `direction`: slower, faster, or same (nothing sure). `blamed`: the first phase, in order of
+    time, that changed that way beyond noise and makes a good part of the change. `too_few`: how
+    many runs a side it would take for any answer; None where there are enough.
     """
 
     kind: str
@@ -201,7 +202,7 @@ def find(plan: Plan, kept: Sequence[Kept]) -> Findings:
         conditions=conditions,
         causes=tuple(_causes(plan, conditions)),
         changes=changes,
-        judged=tuple(judge(one, changes) for one in _spread(plan, changes)),
+        judged=tuple(judged(plan.expectations, changes, plan.alpha)),
     )
 
 
@@ -258,11 +259,10 @@ def _changes(plan: Plan, conditions: Sequence[Condition]) -> Iterable[Contrast]:
                 yield contrast("change", base, other, plan.alpha, paired=True)
 
 
-def contrast(
-    kind: str, base: Condition, other: Condition, alpha: float, paired: bool
-) -> Contrast:
+def contrast(kind: str, base: Condition, other: Condition, alpha: float, paired: bool) -> Contrast:
     """All metrics of two conditions, corrected together."""
-    shifts = _shifts(base, other, paired)
+    threshold_ns = _threshold_ns(base, other)
+    shifts = _shifts(base, other, paired, threshold_ns)
     timed = {name: shift for name, shift in shifts.items() if name not in COUNTERS}
     counted = {name: shift for name, shift in shifts.items() if name in COUNTERS}
     # Times answer one question, what took longer; counters explain, and are a family of their own.
@@ -270,14 +270,13 @@ def contrast(
         **holm({name: shift.p for name, shift in timed.items()}),
         **holm({name: shift.p for name, shift in counted.items()}),
     }
-    usual = base.summaries.get("ttft")
-    threshold_ns = max(MATTERS_NS, MATTERS_SHARE * usual.median.value) if usual else MATTERS_NS
     metrics = tuple(
         Compared(
-            name,
-            shift,
-            adjusted[name],
-            adjusted[name] <= alpha
+            metric=name,
+            base_median=base.summaries[name].median.value,
+            shift=shift,
+            p=adjusted[name],
+            beyond=adjusted[name] <= alpha
             and (name in COUNTERS or abs(shift.shift.value) >= threshold_ns),
         )
         for name, shift in shifts.items()
@@ -300,29 +299,42 @@ def _counts(base: Condition, other: Condition) -> tuple[int, int]:
     return len(base.counted), len(other.counted)
 
 
-def _shifts(base: Condition, other: Condition, paired: bool) -> dict[str, Shift]:
+def _threshold_ns(base: Condition, other: Condition) -> float:
+    """Growth that is worth naming: a share of the longer wait, and some time."""
+    usual = [c.summaries["ttft"].median.value for c in (base, other) if "ttft" in c.summaries]
+    return max(MATTERS_NS, MATTERS_SHARE * max(usual, default=0.0))
+
+
+def _shifts(
+    base: Condition, other: Condition, paired: bool, threshold_ns: float
+) -> dict[str, Shift]:
+    """By metric. A phase that never reached the threshold cannot have changed by it, and is no
+    question: what is not asked costs the others nothing."""
     pairs = _pairs(base, other) if paired else []
-    found: dict[str, Shift | None] = {}
+    found: dict[str, Shift] = {}
     for name in ("ttft", *PHASES, *COUNTERS):
+        if name in PHASES and _most(name, base, other) < threshold_ns:
+            continue
         if len(pairs) >= PAIRED_FROM:
-            both = [(a.values[name], b.values[name]) for a, b in pairs
-                    if name in a.values and name in b.values]  # fmt: skip
-            found[name] = compare_paired([a for a, _ in both], [b for _, b in both])
+            both = [
+                (a.values[name], b.values[name])
+                for a, b in pairs
+                if name in a.values and name in b.values
+            ]
+            shift = compare_paired([a for a, _ in both], [b for _, b in both])
         else:
-            found[name] = compare(
-                [r.values[name] for r in base.counted if name in r.values],
-                [r.values[name] for r in other.counted if name in r.values],
-            )
-    # A phase that neither side ever had is not a question.
-    return {
-        name: shift
-        for name, shift in found.items()
-        if shift is not None and not (name in PHASES and _never(name, base, other))
-    }
+            shift = compare(_values_of(name, base), _values_of(name, other))
+        if shift is not None:
+            found[name] = shift
+    return found
 
 
-def _never(name: str, *conditions: Condition) -> bool:
-    return all(not run.values.get(name) for c in conditions for run in c.counted)
+def _values_of(name: str, condition: Condition) -> list[float]:
+    return [run.values[name] for run in condition.counted if name in run.values]
+
+
+def _most(name: str, *conditions: Condition) -> float:
+    return max((value for c in conditions for value in _values_of(name, c)), default=0.0)
 
 
 def _pairs(base: Condition, other: Condition) -> list[tuple[Run, Run]]:
@@ -373,20 +385,23 @@ def _sentence(
         if ttft.shift.detectable is not None:
             text += f"; one of {_time(ttft.shift.detectable)} would most likely have been found"
         return text
-    text = f"{direction} by {_time(abs(ttft.shift.shift.value))}"
-    if ttft.shift.shift.interval is not None:
-        ends = sorted(abs(end) for end in (ttft.shift.shift.interval.low, ttft.shift.shift.interval.high))
-        same_side = ttft.shift.shift.interval.low * ttft.shift.shift.interval.high > 0
-        text += (
-            f" ({_time(ends[0])} to {_time(ends[1])})"
-            if same_side
-            else f" ({_signed(ttft.shift.shift.interval.low)} to {_signed(ttft.shift.shift.interval.high)})"
-        )
+    text = f"{direction} by {_time(abs(ttft.shift.shift.value))}{_bounds(ttft.shift)}"
     if blamed is None:
         return f"{text}; no phase alone changed beyond noise"
     own = next(m for m in metrics if m.metric == blamed)
     word = "grew" if direction == "slower" else "shrank"
     return f"{text}; it began with {blamed}, which {word} by {_time(abs(own.shift.shift.value))}"
+
+
+def _bounds(shift: Shift) -> str:
+    """` (1.2 s to 1.4 s)`, with signs where the interval holds 0."""
+    interval = shift.shift.interval
+    if interval is None:
+        return ""
+    if interval.low * interval.high <= 0:
+        return f" ({_signed(interval.low)} to {_signed(interval.high)})"
+    low, high = sorted((abs(interval.low), abs(interval.high)))
+    return f" ({_time(low)} to {_time(high)})"
 
 
 def _time(ns: float) -> str:
@@ -400,56 +415,61 @@ def _signed(ns: float) -> str:
 # -- expectations ---------------------------------------------------------------------------------
 
 
-def _spread(plan: Plan, changes: Sequence[Contrast]) -> list[tuple[Expectation, Contrast | None]]:
-    """Each expectation with every contrast that it speaks of."""
-    found: list[tuple[Expectation, Contrast | None]] = []
-    for one in plan.expectations:
-        fitting = [
-            c
-            for c in changes
-            if one.scenario in ("", c.other[0]) and one.variant in ("", c.other[1])
-        ]
-        found += [(one, c) for c in fitting] or [(one, None)]
-    return found
+def judged(
+    expectations: Sequence[Expectation], changes: Sequence[Contrast], alpha: float
+) -> list[Judged]:
+    """Each expectation against every contrast that it speaks of, corrected together.
+
+    confirmed: sure, in the stated direction, and by its interval at least the stated size. refuted:
+    sure in the other direction, or by its interval certainly less than stated. Else undecided, too
+    few runs first of all.
+    """
+    stated = [(one, found) for one in expectations for found in _spoken_of(one, changes)]
+    own = [found.metric(one.metric) if found else None for one, found in stated]
+    p = holm({str(i): m.shift.p for i, m in enumerate(own) if m is not None})
+    return [
+        _judge(one, found, metric, p.get(str(i), 1.0) <= alpha)
+        for i, ((one, found), metric) in enumerate(zip(stated, own, strict=True))
+    ]
 
 
-def judge(stated: tuple[Expectation, Contrast | None], _all: Sequence[Contrast]) -> Judged:
-    """confirmed: sure, in the stated direction, and by its interval at least the stated size.
-    refuted: sure in the other direction, or by its interval certainly less than the stated size.
-    undecided: everything else, too few runs first of all."""
-    one, found = stated
-    place = found.other if found is not None else (one.scenario, one.variant)
-    own = found.metric(one.metric) if found is not None else None
-    if found is None or own is None:
-        return Judged(one, *place, "undecided", "nothing was measured that it speaks of")
-    if found.too_few is not None:
-        return Judged(one, *place, "undecided", found.sentence)
-    sign = -1 if one.direction == "lower" else 1
+def _spoken_of(one: Expectation, changes: Sequence[Contrast]) -> list[Contrast | None]:
+    fitting: list[Contrast | None] = [
+        c for c in changes if one.scenario in ("", c.other[0]) and one.variant in ("", c.other[1])
+    ]
+    return fitting or [None]
+
+
+def _judge(one: Expectation, found: Contrast | None, own: Compared | None, sure: bool) -> Judged:
+    scenario, variant = found.other if found is not None else (one.scenario, one.variant)
+    verdict, why = _settled(one, own, sure)
+    return Judged(one, scenario, variant, verdict, why)
+
+
+def _settled(one: Expectation, own: Compared | None, sure: bool) -> tuple[str, str]:
+    if own is None:
+        return "undecided", "nothing was measured that it speaks of"
     interval = own.shift.shift.interval
     if interval is None:
-        return Judged(one, *place, "undecided", "too few runs for an interval")
+        return "undecided", "too few runs to say"
+    sign = -1 if one.direction == "lower" else 1
     low, high = sorted((sign * interval.low, sign * interval.high))
-    least = one.at_least * abs(_base_value(found, one.metric))
-    shown = f"{_amount(one.metric, own.shift.shift.value)}"
-    bounds = f"{_amount(one.metric, interval.low)} to {_amount(one.metric, interval.high)}"
-    if own.p <= _ALPHA_OF_VERDICT and low > 0 and low >= least:
-        return Judged(one, *place, "confirmed", f"{shown} ({bounds})")
-    if high < 0 and own.p <= _ALPHA_OF_VERDICT:
-        return Judged(one, *place, "refuted", f"the other way: {shown} ({bounds})")
+    least = one.at_least * abs(own.base_median)
+    shown = (
+        f"{amount(one.metric, own.shift.shift.value)} "
+        f"({amount(one.metric, interval.low)} to {amount(one.metric, interval.high)})"
+    )
+    if sure and low > 0 and low >= least:
+        return "confirmed", shown
+    if sure and high < 0:
+        return "refuted", f"the other way: {shown}"
     if least and high < least:
-        return Judged(one, *place, "refuted", f"less than stated: {shown} ({bounds})")
-    return Judged(one, *place, "undecided", f"{shown} ({bounds})")
+        return "refuted", f"less than stated: {shown}"
+    return "undecided", shown
 
 
-_ALPHA_OF_VERDICT = 0.05
-
-
-def _base_value(found: Contrast, metric: str) -> float:
-    own = found.metric(metric)
-    return own.base_median if own is not None else 0.0
-
-
-def _amount(metric: str, value: float) -> str:
+def amount(metric: str, value: float) -> str:
+    """A change of a metric, in its unit, with its sign."""
     if metric in ("major_faults", "minor_faults"):
         return f"{value:+,.0f}"
     if metric in ("storage_bytes", "storage_rate"):

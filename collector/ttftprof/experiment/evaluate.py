@@ -1,0 +1,113 @@
+"""From an experiment's folder to what its reports print. Looks at nothing but the folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ttftprof.experiment import plan as plans
+from ttftprof.experiment.fingerprint import differences
+from ttftprof.experiment.plan import Expectation, Factor, Plan, Server, Workload
+from ttftprof.experiment.policy import Advice, advise
+from ttftprof.experiment.store import Kept, Store
+from ttftprof.experiment.verdict import Condition, Contrast, Findings, find
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """An experiment as far as it got. `differences`: {what: {variant: values}} of all that was not
+    the same in every run and that nobody asked to vary."""
+
+    path: str
+    plan: Plan
+    findings: Findings
+    scheduled: int
+    done: int
+    interrupted: int
+    engine: str | None
+    fingerprint: Mapping[str, str]
+    differences: Mapping[str, Mapping[str, tuple[str, ...]]]
+    degraded: Mapping[int, tuple[str, ...]]
+    advice: tuple[Advice, ...]
+
+    def condition(self, scenario: str, variant: str) -> Condition | None:
+        found = self.findings.conditions
+        return next((c for c in found if (c.scenario, c.variant) == (scenario, variant)), None)
+
+    def cause(self, condition: Condition) -> Contrast | None:
+        """The condition against the baseline."""
+        place = (condition.scenario, condition.variant)
+        return next((c for c in self.findings.causes if c.other == place), None)
+
+
+def evaluate(folder: Path) -> Experiment:
+    """Raises `UsageError` or `RecordingError` if the folder holds no experiment."""
+    with Store.read(folder) as store:
+        kept, plan = store.kept(), plan_from_json(store.plan)
+        findings = find(plan, kept)
+        prints = _prints(kept)
+        return Experiment(
+            path=str(folder),
+            plan=plan,
+            findings=findings,
+            scheduled=len(store.slots()),
+            done=len(kept),
+            interrupted=store.interrupted(),
+            engine=_engine(kept),
+            fingerprint=dict(kept[0].result["fingerprint"]) if kept else {},
+            differences=_unasked(plan, differences(prints)),
+            degraded={
+                one.slot.run: tuple(one.result["degraded"])
+                for one in kept
+                if one.result["degraded"]
+            },
+            advice=tuple(advise(plan, findings)),
+        )
+
+
+def plan_from_json(raw: Mapping[str, Any]) -> Plan:
+    """The plan that `Plan.as_json` gave."""
+    values = dict(raw)
+    values["server"] = Server(**_tuples(raw["server"]))
+    values["workload"] = Workload(**_tuples(raw["workload"]))
+    values["factors"] = tuple(Factor(f["name"], tuple(f["values"])) for f in raw["factors"])
+    values["expectations"] = tuple(Expectation(**one) for one in raw["expectations"])
+    values["scenarios"] = tuple(raw["scenarios"])
+    return Plan(**values)
+
+
+def _tuples(raw: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in raw.items()}
+
+
+def _prints(kept: list[Kept]) -> dict[str, list[Mapping[str, str]]]:
+    found: dict[str, list[Mapping[str, str]]] = {}
+    for one in kept:
+        if one.result["fingerprint"]:
+            found.setdefault(one.slot.variant, []).append(one.result["fingerprint"])
+    return found
+
+
+# What a factor changes in the fingerprint, by its name: that much is asked for.
+_ASKED = {plans.READAHEAD: ("read-ahead of",)}
+_ASKED_OF_STARTS = ("server's command", "engine", "file of", "content of", "mount of", "mount opt",
+                    "read-ahead of")  # fmt: skip
+
+
+def _unasked(
+    plan: Plan, found: Mapping[str, Mapping[str, tuple[str, ...]]]
+) -> dict[str, Mapping[str, tuple[str, ...]]]:
+    """Without what the factors change between variants; within one variant nothing is asked for."""
+    asked = tuple(start for f in plan.factors for start in _ASKED.get(f.name, _ASKED_OF_STARTS))
+    return {
+        name: groups
+        for name, groups in found.items()
+        if not name.startswith(asked or ("\0",)) or any(len(v) > 1 for v in groups.values())
+    }
+
+
+def _engine(kept: list[Kept]) -> str | None:
+    told = (one.result["fingerprint"].get("engine") for one in kept if one.result["fingerprint"])
+    return next((engine for engine in told if engine), None)

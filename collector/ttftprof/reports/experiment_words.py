@@ -1,0 +1,107 @@
+"""The sentences that the reports of an experiment share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ttftprof.experiment.evaluate import Experiment
+from ttftprof.experiment.fingerprint import other_load_before
+from ttftprof.experiment.plan import variants_of
+from ttftprof.experiment.policy import Advice
+from ttftprof.experiment.verdict import Condition, Judged
+from ttftprof.reports import scale
+from ttftprof.reports.safe import plain
+
+_SHOWN = 3
+
+
+def title(experiment: Experiment) -> str:
+    plan = experiment.plan
+    parts = [plain(plan.name, 60)]
+    if experiment.engine:
+        parts.append(plain(experiment.engine, 60))
+    parts.append(f"{len(plan.chosen())} scenarios")
+    if plan.factors:
+        parts.append(f"{len(variants_of(plan))} variants")
+    parts.append(f"{experiment.done} of {experiment.scheduled} runs")
+    return " · ".join(parts)
+
+
+def place(where: tuple[str, str], experiment: Experiment) -> str:
+    """A condition's name; the variant only where there is more than one."""
+    return f"{where[0]}, {where[1]}" if experiment.plan.factors else where[0]
+
+
+def warnings(experiment: Experiment) -> Iterator[str]:
+    """What is missing or in doubt."""
+    left = experiment.scheduled - experiment.done
+    if left:
+        yield f"{left} runs are still to be made: the same command goes on from here"
+    if experiment.interrupted:
+        yield f"{experiment.interrupted} attempts were interrupted, and made again"
+    yield from _left_out(experiment)
+    if experiment.degraded:
+        first = next(iter(experiment.degraded.values()))[0]
+        yield f"{len(experiment.degraded)} runs are degraded, the first: {first}"
+    yield from _differences(experiment)
+    busy = [
+        run
+        for condition in experiment.findings.conditions
+        for run in condition.counted
+        if condition.is_failure is False and other_load_before(run.raw.get("rest"))
+    ]
+    if busy:
+        yield (
+            f"before {len(busy)} of the runs the machine was busy with something else: "
+            "intervals are wider than they need be"
+        )
+
+
+def _left_out(experiment: Experiment) -> Iterator[str]:
+    for condition in experiment.findings.conditions:
+        for why, count in condition.not_counted.items():
+            if why != "warm-up":
+                where = place((condition.scenario, condition.variant), experiment)
+                yield f"{where}: {count} of {len(condition.runs)} runs left out ({why})"
+
+
+def _differences(experiment: Experiment) -> Iterator[str]:
+    for name, groups in experiment.differences.items():
+        if all(len(values) == 1 for values in groups.values()):
+            shown = "; ".join(f"{variant}: {values[0]}" for variant, values in groups.items())
+            yield f"{name} differs between variants beside what was varied: {plain(shown, 200)}"
+        else:
+            values = dict.fromkeys(v for own in groups.values() for v in own)
+            shown = ", then ".join(list(values)[:_SHOWN])
+            yield f"{name} changed during the experiment: {plain(shown, 200)}"
+
+
+def judged(one: Judged) -> str:
+    stated = f"{one.expectation.metric} {one.expectation.direction}"
+    if one.expectation.at_least:
+        stated += f" by at least {scale.percent(one.expectation.at_least)}"
+    where = ", ".join(part for part in (one.scenario, one.variant) if part)
+    return f"{where}: {stated}: {one.verdict}. {one.why}"
+
+
+def failure(condition: Condition) -> str:
+    """What a failure case came to, and whether the server answered afterwards."""
+    outcomes = ", ".join(f"{count} × {name}" for name, count in condition.outcomes.items())
+    text = f"{condition.scenario}: {outcomes or 'only warm-ups'}"
+    unexpected = sum(1 for run in condition.runs if not run.as_expected and not run.warmup)
+    if unexpected:
+        text += f" ({unexpected} not what was to be expected)"
+    if condition.recovery is not None:
+        text += f"; answered again after {scale.duration(round(condition.recovery.median.value))}"
+        text += f" (most {scale.duration(round(condition.recovery.most))})"
+    if condition.not_recovered:
+        text += f"; did NOT answer again in {condition.not_recovered} runs"
+    return text
+
+
+def advice(one: Advice) -> str:
+    """`keep …: saves 0.72 s (0.68 to 0.80 s) when …; costs …`"""
+    low, high = (scale.duration(round(end)) for end in (one.interval.low, one.interval.high))
+    text = f"{one.change}: saves {scale.duration(round(one.gain_ns))} ({low} to {high})"
+    text += f" when {one.when}" if one.when else ""
+    return f"{text}; costs {one.cost}" if one.cost else text
