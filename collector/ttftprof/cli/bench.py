@@ -6,13 +6,14 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ttftprof.cli import output
-from ttftprof.errors import NotPermitted, UsageError
+from ttftprof.errors import NotPermitted, Unsupported, UsageError
 from ttftprof.experiment import plan as plans
 from ttftprof.experiment.plan import Plan
 
@@ -175,11 +176,11 @@ def _split(text: str) -> list[str]:
 
 def _run(plan: Plan, folder: Path, fresh: bool, quiet: bool) -> None:
     from ttftprof.cli.bench_progress import watcher
-    from ttftprof.experiment import statistics  # noqa: F401 - without scipy, fail before the work
     from ttftprof.experiment.runner import carry_out
     from ttftprof.experiment.schedule import slots_of
     from ttftprof.experiment.store import Store
 
+    _need_scipy()  # before the work, not after it
     if plan.record and os.geteuid() != 0:
         raise NotPermitted(
             "recording each run needs the kernel's probes, and those need root",
@@ -201,6 +202,14 @@ def _run(plan: Plan, folder: Path, fresh: bool, quiet: bool) -> None:
                 raise
 
 
+def _need_scipy() -> None:
+    if find_spec("scipy") is None:
+        raise Unsupported(
+            "the statistics need scipy, which is not installed",
+            next_step="pip install 'ttftprof[bench]'",
+        )
+
+
 def _aside(folder: Path) -> Path:
     number = 1
     while (found := folder.with_name(f"{folder.name}.{number}")).exists():
@@ -209,6 +218,7 @@ def _aside(folder: Path) -> Path:
 
 
 def _print(folder: Path, form: str, page: Path | None, width: int | None, color: str) -> None:
+    _need_scipy()
     from ttftprof.experiment.evaluate import evaluate
 
     experiment = evaluate(folder)

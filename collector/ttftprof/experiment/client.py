@@ -1,6 +1,7 @@
 """The client of an experiment: one or many streamed requests, every piece of an answer stamped.
 
-Guarantees: each piece is stamped with CLOCK_MONOTONIC as `recv` returns, before anyone looks at it;
+Guarantees: each piece is stamped with CLOCK_MONOTONIC as `recv` returns, before anyone looks at it
+(once many streams have all begun to answer, up to 10 ms late; a first token never is);
 every request ends, by itself or by a limit, and in exactly one of `OUTCOMES`; answers are kept in
 memory until they are understood and never written anywhere. While answers come, a piece costs one
 `recv` and the walk over its chunk sizes; words are looked for up to the first token, and in the
@@ -39,7 +40,8 @@ OUTCOMES = (
     "timeout",  # no text by `timeout_s`
 )
 MAX_ANSWER_BYTES = 64 << 20
-_RECV_BYTES = 1 << 16
+_RECV_BYTES = 1 << 13  # a bigger buffer costs more than it saves
+_MANY, _TOGETHER_S = 16, 0.01  # streams past their first token, and how late their stamps may be
 _UNREADABLE = {UNREADABLE_EVENT, LONG_LINE}
 
 
@@ -133,16 +135,12 @@ def ask(
 
     `meanwhile` is called once, when every request has been sent.
     """
-    host, port = address
-    streams = [_Stream(a.encode(host, port, base_path), limits) for a in asks]
-    for stream in streams:
-        stream.connect(address)
-    with select.epoll() as poll:
-        _begin(streams, poll)
-        if meanwhile is not None:
-            meanwhile()
-        _wait_for_all(streams, poll)
-    return [stream.answer() for stream in streams]
+    streams = Streams(asks, address, limits, base_path)
+    streams.send()
+    if meanwhile is not None:
+        meanwhile()
+    streams.wait()
+    return streams.answers()
 
 
 def wait_for_server(address: tuple[str, int], timeout_s: float) -> bool:
@@ -174,52 +172,79 @@ def filler(tokens: int, seed: str, bust: bool) -> str:
 # -- one stream -----------------------------------------------------------------------------------
 
 
-def _begin(streams: Sequence[_Stream], poll: select.epoll) -> None:
-    for stream in streams:
-        stream.send()
-        if not stream.ended:
-            assert stream.sock is not None
-            mask = select.EPOLLIN | (select.EPOLLOUT if stream.unsent else 0)
-            poll.register(stream.sock.fileno(), mask)
+class Streams:
+    """Requests that are sent at once: `send`, `wait`, then `answers`."""
 
+    def __init__(
+        self, asks: Sequence[Ask], address: tuple[str, int], limits: Limits, base_path: str = ""
+    ) -> None:
+        host, port = address
+        self._all = [_Stream(a.encode(host, port, base_path), limits) for a in asks]
+        for stream in self._all:
+            stream.connect(address)
+        self._open = {s.sock.fileno(): s for s in self._all if s.sock is not None and not s.ended}
 
-def _wait_for_all(streams: Sequence[_Stream], poll: select.epoll) -> None:
-    by_fd = {s.sock.fileno(): s for s in streams if s.sock is not None and not s.ended}
-    while by_fd:
-        next_ns = min(stream.due_ns() for stream in by_fd.values())
-        ready = poll.poll(max(next_ns - now_ns(), 0) / NS_PER_S + 0.0005)
-        for fd, _ in ready:
-            stream = by_fd[fd]
-            if stream.unsent:
-                stream.send()
-                if not stream.unsent and not stream.ended:
-                    poll.modify(fd, select.EPOLLIN)
-            else:
-                stream.receive()
+    def send(self) -> None:
+        for fd, stream in list(self._open.items()):
+            stream.send()
             if stream.ended:
-                del by_fd[fd]
-                stream.close()
-        if not ready:
-            _end_the_late(by_fd)
+                self._close(fd)
 
+    def wait(self) -> None:
+        """Until every request has ended, by itself or by a limit."""
+        look_ns = 0  # when to look for those that are late; at every piece would cost too much
+        with select.epoll(max(len(self._open), 1)) as poll:
+            for fd, stream in self._open.items():
+                poll.register(fd, select.EPOLLIN | (select.EPOLLOUT if stream.unsent else 0))
+            while self._open:
+                ns = now_ns()
+                if ns >= look_ns:
+                    self._end_the_late(ns)
+                    look_ns = ns + min((s.patience_ns for s in self._open.values()), default=0)
+                    many = self._are_many_and_answered()
+                if many:
+                    time.sleep(_TOGETHER_S)
+                for fd, _ in poll.poll(max(look_ns - ns, 0) / NS_PER_S if self._open else 0):
+                    self._serve(fd, poll)
 
-def _end_the_late(by_fd: dict[int, _Stream]) -> None:
-    ns = now_ns()
-    for fd, stream in list(by_fd.items()):
-        if stream.due_ns() <= ns:
-            stream.run_out(ns)
-            del by_fd[fd]
-            stream.close()
+    def answers(self) -> list[Answer]:
+        """What each came to, in the order of the requests."""
+        return [stream.answer() for stream in self._all]
+
+    def _serve(self, fd: int, poll: select.epoll) -> None:
+        stream = self._open[fd]
+        if stream.unsent:
+            stream.send()
+            if not stream.unsent and not stream.ended:
+                poll.modify(fd, select.EPOLLIN)
+        else:
+            stream.receive()
+        if stream.ended:
+            self._close(fd)
+
+    def _end_the_late(self, ns: int) -> None:
+        for fd, stream in list(self._open.items()):
+            if stream.due_ns() <= ns:
+                stream.run_out(ns)
+                self._close(fd)
+
+    def _close(self, fd: int) -> None:
+        self._open.pop(fd).close()
+
+    def _are_many_and_answered(self) -> bool:
+        """Whether no first token is to come and pieces may be taken a few at a time: to wake for
+        each of hundreds a second would take from the server what is measured."""
+        return len(self._open) >= _MANY and all(s.has_text for s in self._open.values())
 
 
 class _Stream:
     """One request on its way and the pieces of its answer."""
 
     __slots__ = (
-        "_answered_text", "_body", "_bytes", "_connect_ns", "_connection", "_deadline_ns",
-        "_detail", "_end_ns", "_exchange", "_fed", "_head", "_headers_ns", "_last_ns", "_limits",
+        "_body", "_bytes", "_connect_ns", "_connection", "_deadline_ns",
+        "_detail", "_end_ns", "_exchange", "_fed", "_followed", "_head", "_is_chunked", "_headers_ns", "_last_ns", "_limits",
         "_outcome", "_pieces", "_port", "_request", "_response", "_send_begin_ns", "_send_end_ns",
-        "_stall_ns", "ended", "sock", "unsent",
+        "_stall_ns", "ended", "has_text", "patience_ns", "sock", "unsent",
     )  # fmt: skip
 
     def __init__(self, request: bytes, limits: Limits) -> None:
@@ -229,6 +254,8 @@ class _Stream:
         self._request = request
         self._limits = limits
         self._stall_ns = int(limits.stall_s * NS_PER_S)
+        # How often it is looked after: a limit is kept to a twentieth, and to 50 ms.
+        self.patience_ns = int(min(limits.stall_s / 20, limits.timeout_s / 20, 0.05) * NS_PER_S)
         self._outcome, self._detail = "", ""
         self._port: int | None = None
         self._connect_ns: int | None = None
@@ -243,14 +270,15 @@ class _Stream:
         self._head = HeadBuffer()
         self._response: ResponseHead | None = None
         self._body: Framing | None = None
-        self._answered_text = False  # the first token was seen
+        self.has_text = False  # the first token was seen
         self._exchange: Exchange | None = None
         self._connection = Connection(self._take_exchange, self._take_exchange)
-        self._fed = 0  # pieces that `_connection` has read
+        self._is_chunked = False
+        self._fed = self._followed = 0  # pieces that `_connection` and `_body` have read
 
     def _take_exchange(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self._answered_text = self._answered_text or exchange.first_token_ns is not None
+        self.has_text = self.has_text or exchange.first_token_ns is not None
 
     # -- sending
 
@@ -303,13 +331,22 @@ class _Stream:
         self._last_ns = ns
         self._pieces.append((ns, data))
         self._bytes += len(data)
-        self._follow(ns, data)
-        if not self._answered_text:
+        if self.has_text and not self._may_end_with(data):
+            if self._bytes > self._limits.max_bytes:
+                self._end("endless", f"more than {self._limits.max_bytes >> 20} MiB")
+            return
+        self._follow()
+        if not self.has_text:
             self._feed_parser()
-        if not self.ended and self._bytes > self._limits.max_bytes:
-            self._end("endless", f"more than {self._limits.max_bytes >> 20} MiB")
+
+    def _may_end_with(self, data: bytes) -> bool:
+        """Whether this may be an answer's last piece; what surely is not is looked at later."""
+        return not self._is_chunked or len(data) < 5 or data[-5:] == b"0\r\n\r\n"
 
     def _take_close(self, ns: int) -> None:
+        self._follow()
+        if self.ended:
+            return
         if self._body is not None and self._body.until_close:
             self._end("", "", ns)
         elif not self._pieces:
@@ -322,8 +359,23 @@ class _Stream:
     def _looks_like_http(self) -> bool:
         return self._pieces[0][1][:5] == b"HTTP/"[: len(self._pieces[0][1])]
 
-    def _follow(self, ns: int, data: bytes) -> None:
+    def _follow(self) -> None:
         """Where the answer ends, by its framing alone."""
+        pieces, self._followed = self._pieces[self._followed :], len(self._pieces)
+        for ns, data in pieces:
+            pos = self._follow_head(ns, data) if self._body is None else 0
+            body = self._body
+            if body is None or self.ended:
+                return
+            while pos < len(data) and not body.done and not body.lost:
+                _, _, pos = body.feed(data, pos)
+            if body.done:
+                self._end("", "", ns)
+            elif body.lost:
+                self._end("malformed", "the chunks of the answer cannot be read")
+
+    def _follow_head(self, ns: int, data: bytes) -> int:
+        """Reads on in the head (a 100 Continue may precede it); where the body begins in `data`."""
         pos = 0
         if self._headers_ns is None:
             self._headers_ns = ns
@@ -332,20 +384,15 @@ class _Stream:
             if head is None:
                 if self._head.overflowed or not self._looks_like_http():
                     self._end("malformed", "the answer is no HTTP")
-                return
+                return pos
             self._response = parse_response(head)
             if self._response is None:
                 self._end("malformed", "the status line cannot be read")
-                return
+                return pos
             if self._response.status >= 200:
+                self._is_chunked = self._response.body.chunked
                 self._body = Framing.of(self._response.body, until_close=True)
-        body = self._body
-        while pos < len(data) and not body.done and not body.lost:
-            _, _, pos = body.feed(data, pos)
-        if body.done:
-            self._end("", "", ns)
-        elif body.lost:
-            self._end("malformed", "the chunks of the answer cannot be read")
+        return pos
 
     def _feed_parser(self) -> None:
         for ns, data in self._pieces[self._fed :]:
@@ -356,14 +403,17 @@ class _Stream:
 
     def due_ns(self) -> int:
         """When patience ends."""
-        if self._answered_text:
+        if self.has_text:
             return min(self._deadline_ns, self._last_ns + self._stall_ns)
         return self._deadline_ns
 
     def run_out(self, ns: int) -> None:
+        self._follow()
+        if self.ended:
+            return
         if ns < self._deadline_ns:
             self._end("stalled", f"text had come, then nothing for {self._limits.stall_s:g} s")
-        elif self._answered_text:
+        elif self.has_text:
             self._end("endless", f"still answering after {self._limits.timeout_s:g} s")
         else:
             self._end("timeout", f"no text within {self._limits.timeout_s:g} s")

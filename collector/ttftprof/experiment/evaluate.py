@@ -109,5 +109,7 @@ def _unasked(
 
 
 def _engine(kept: list[Kept]) -> str | None:
-    told = (one.result["fingerprint"].get("engine") for one in kept if one.result["fingerprint"])
-    return next((engine for engine in told if engine), None)
+    """As the server names itself, or as the recordings recognise it."""
+    told = [one.result["fingerprint"].get("engine") for one in kept]
+    seen = [(one.result["digest"] or {}).get("engine") for one in kept]
+    return next((engine for engine in [*told, *seen] if engine), None)

@@ -29,7 +29,10 @@ _identities: dict[tuple[str, int, int, int], str] = {}
 def fingerprint(
     files: Mapping[str, Sequence[str]], server_pid: int | None, engine: str
 ) -> dict[str, str]:
-    """{name: value}; what cannot be told is left out."""
+    """{name: value}; what cannot be told is left out.
+
+    Reads each file's header the first time that it sees it, so not for the first time in a run.
+    """
     found = {
         "kernel": platform.release(),
         "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",
@@ -71,7 +74,6 @@ def _identity(path: str) -> str:
     if key not in _identities:
         with Path(path).open("rb") as file:
             digest = hashlib.sha256(file.read(_HEADER_BYTES)).hexdigest()[:16]
-            os.posix_fadvise(file.fileno(), 0, _HEADER_BYTES, os.POSIX_FADV_DONTNEED)
         _identities[key] = f"{status.st_size} bytes, header {digest}"
     return f"{_identities[key]}, changed {status.st_mtime_ns}"
 

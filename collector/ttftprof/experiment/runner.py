@@ -46,6 +46,7 @@ from ttftprof.target import by_port
 
 _SETTLE_S = 0.1  # after arming; after the last answer, for its last bytes
 _RETRY_S = 0.02
+_TELLING_REST_S = 0.2
 _MAX_CHUNKS = 2_000  # of an answer, whose stamps are kept
 _UNKNOWN_MODEL = "ttftprof-no-such-model"
 _CACHED_TEMPLATE_SHARE, _CACHED_TEMPLATE_TOKENS = 0.25, 16
@@ -57,6 +58,7 @@ class RunResult:
     """What one run came to. `value_ns`: the client's TTFT (the median of several streams).
 
     `established`: every check was met. `as_expected`: the outcome is one that the scenario expects.
+    `load`: how busy the machine was meanwhile; `rest`: in the gap before.
     """
 
     checks: list[Check] = field(default_factory=list)
@@ -71,6 +73,7 @@ class RunResult:
     digest: dict[str, Any] | None = None
     fingerprint: dict[str, str] = field(default_factory=dict)
     load: dict[str, Any] = field(default_factory=dict)
+    rest: dict[str, Any] = field(default_factory=dict)
     wall_s: float = 0.0
 
     @property
@@ -94,15 +97,25 @@ class Watcher:
 def carry_out(plan: Plan, store: Store, watcher: Watcher) -> None:
     """Runs what is left of the schedule. Raises `TtftprofError` if the server cannot be had."""
     with _session(plan, store, watcher) as session:
+        rest: dict[str, Any] = {}
         while left := store.left():
             slot = left[0]
             watcher.begin(slot, left)
             attempt = store.begin(slot)
             result = session.run(slot)
+            result.rest = rest
             store.end(slot, attempt, result.as_json())
             watcher.end(slot, result)
             if len(left) > 1:
-                time.sleep(plan.gap_s)
+                rest = _rest(plan.gap_s)
+
+
+def _rest(seconds: float) -> dict[str, Any]:
+    """Lets the machine cool; how busy it was although it should have rested, if long enough to
+    tell."""
+    load = Load()
+    time.sleep(seconds)
+    return load.as_json() if seconds >= _TELLING_REST_S else {}
 
 
 @contextmanager
@@ -232,6 +245,7 @@ class _Session:
             self._start_server(variant)
             self._await_answer(self._server.target)
         self._find_files(variant)
+        self._fingerprint()  # reads headers now, not when a page cache has been prepared
         if READAHEAD in variant.settings:
             return [self._set_readahead(variant.settings[READAHEAD])]
         return []
@@ -399,7 +413,7 @@ class _Session:
         return RunRecorder(path, self._target(), self._log("recorder.log"), longest_s)
 
     def _fingerprint(self) -> dict[str, str]:
-        return fingerprint(self._files, self._server_pid(), self._api.version or self._api.kind)
+        return fingerprint(self._files, self._server_pid(), self._api.version)
 
     def _server_pid(self) -> int | None:
         if self._keeper is not None:

@@ -16,16 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-
-from ttftprof.errors import Unsupported
-
-try:
-    from scipy import stats
-except ImportError as error:  # pragma: no cover - the extra is part of every test environment
-    raise Unsupported(
-        "the statistics need scipy, which is not installed",
-        next_step="pip install 'ttftprof[bench]'",
-    ) from error
+from scipy import stats
 
 Values = npt.NDArray[np.float64]
 
@@ -91,7 +82,7 @@ def _bootstrapped(data: Values, percentile: float) -> Estimate:
         confidence_level=CONFIDENCE,
         method="percentile",
         vectorized=True,
-        random_state=np.random.default_rng(_SEED),
+        rng=np.random.default_rng(_SEED),
     ).confidence_interval
     return Estimate(value, Interval(float(found.low), float(found.high)))
 
@@ -177,8 +168,7 @@ def compare_paired(base: Sequence[float], other: Sequence[float]) -> Shift | Non
     p = 1.0
     if len(moved):
         exact = not tied and len(moved) <= _EXACT_UP_TO
-        method = "exact" if exact else "asymptotic"
-        p = float(stats.wilcoxon(moved, method=_wilcoxon_method(method)).pvalue)
+        p = float(stats.wilcoxon(moved, method="exact" if exact else "asymptotic").pvalue)
     return Shift(
         shift=Estimate(float(np.median(walsh)), _signed_rank_interval(walsh, count)),
         p=p,
@@ -188,25 +178,6 @@ def compare_paired(base: Sequence[float], other: Sequence[float]) -> Shift | Non
         base_count=count,
         other_count=count,
     )
-
-
-def _wilcoxon_method(wanted: str) -> str:
-    """scipy before 1.13 called the asymptotic method `approx`."""
-    return wanted if wanted == "exact" or _SCIPY >= (1, 13) else "approx"
-
-
-def _version(text: str) -> tuple[int, int]:
-    major, minor = text.split(".")[:2]
-    return int(major), int(minor)
-
-
-def _scipy_version() -> tuple[int, int]:
-    import scipy
-
-    return _version(scipy.__version__)
-
-
-_SCIPY = _scipy_version()
 
 
 def _signed_rank_interval(walsh: Values, n: int) -> Interval | None:

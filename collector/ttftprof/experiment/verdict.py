@@ -29,8 +29,9 @@ from ttftprof.experiment.store import Kept
 from ttftprof.model import PHASES
 
 COUNTERS = ("major_faults", "minor_faults", "storage_bytes", "storage_rate")
-# A phase is blamed for growth that is sure *and* matters: of the base's TTFT, and in time.
-MATTERS_SHARE = 0.01
+# A phase is blamed for growth that is sure *and* matters: of the longer wait, and in time. What
+# makes a slow start slow is no small part of it; what a setting changes may be.
+MATTERS_SHARE = {"cause": 0.05, "change": 0.01}
 MATTERS_NS = 1_000_000
 PAIRED_FROM = 10  # pairs; below, signed ranks have too few outcomes to answer many questions
 
@@ -100,7 +101,8 @@ class Contrast:
 
     `direction`: slower, faster, or same (nothing sure). `blamed`: the first phase, in order of
     time, that changed that way beyond noise and makes a good part of the change. `too_few`: how
-    many runs a side it would take for any answer; None where there are enough.
+    many runs a side it would take to tell whether there is a difference, and to name a phase; 0
+    where there are enough.
     """
 
     kind: str
@@ -109,7 +111,7 @@ class Contrast:
     metrics: tuple[Compared, ...]
     direction: str
     blamed: str | None
-    too_few: int | None
+    too_few: tuple[int, int]
     sentence: str
 
     def metric(self, name: str) -> Compared | None:
@@ -261,13 +263,13 @@ def _changes(plan: Plan, conditions: Sequence[Condition]) -> Iterable[Contrast]:
 
 def contrast(kind: str, base: Condition, other: Condition, alpha: float, paired: bool) -> Contrast:
     """All metrics of two conditions, corrected together."""
-    threshold_ns = _threshold_ns(base, other)
+    threshold_ns = _threshold_ns(kind, base, other)
     shifts = _shifts(base, other, paired, threshold_ns)
     timed = {name: shift for name, shift in shifts.items() if name not in COUNTERS}
     counted = {name: shift for name, shift in shifts.items() if name in COUNTERS}
-    # Times answer one question, what took longer; counters explain, and are a family of their own.
+    # Counters explain, and are a family of their own.
     adjusted = {
-        **holm({name: shift.p for name, shift in timed.items()}),
+        **_corrected({name: shift.p for name, shift in timed.items()}, kind, alpha),
         **holm({name: shift.p for name, shift in counted.items()}),
     }
     metrics = tuple(
@@ -282,7 +284,7 @@ def contrast(kind: str, base: Condition, other: Condition, alpha: float, paired:
         for name, shift in shifts.items()
     )
     direction, blamed = blame(metrics)
-    too_few = _too_few(timed, alpha)
+    too_few = _too_few(timed, kind, alpha)
     return Contrast(
         kind=kind,
         base=(base.scenario, base.variant),
@@ -295,14 +297,25 @@ def contrast(kind: str, base: Condition, other: Condition, alpha: float, paired:
     )
 
 
+def _corrected(p: Mapping[str, float], kind: str, alpha: float) -> dict[str, float]:
+    """Of a change, TTFT and phases are asked together: a phase may change where the whole does not
+    show it. Of a cause, the phases are asked only where the TTFT is longer for sure (a gate), and
+    so cost it nothing. Either way a false alarm in all of it is no likelier than alpha."""
+    if kind == "change" or "ttft" not in p:
+        return holm(p)
+    phases = {name: value for name, value in p.items() if name != "ttft"}
+    gate = p["ttft"] <= alpha
+    return {"ttft": p["ttft"], **(holm(phases) if gate else dict.fromkeys(phases, 1.0))}
+
+
 def _counts(base: Condition, other: Condition) -> tuple[int, int]:
     return len(base.counted), len(other.counted)
 
 
-def _threshold_ns(base: Condition, other: Condition) -> float:
+def _threshold_ns(kind: str, base: Condition, other: Condition) -> float:
     """Growth that is worth naming: a share of the longer wait, and some time."""
     usual = [c.summaries["ttft"].median.value for c in (base, other) if "ttft" in c.summaries]
-    return max(MATTERS_NS, MATTERS_SHARE * max(usual, default=0.0))
+    return max(MATTERS_NS, MATTERS_SHARE[kind] * max(usual, default=0.0))
 
 
 def _shifts(
@@ -355,37 +368,42 @@ def blame(metrics: Sequence[Compared]) -> tuple[str, str | None]:
     return ("slower" if sign > 0 else "faster"), first_that_matters(grown)
 
 
-def _too_few(shifts: Mapping[str, Shift], alpha: float) -> int | None:
-    """How many runs a side it takes before any of these questions can be answered."""
-    if not shifts:
-        return runs_needed(1, alpha, paired=False)
-    possible = min(shift.smallest_p for shift in shifts.values())
-    if possible * len(shifts) <= alpha:
-        return None
-    return runs_needed(len(shifts), alpha, any(s.test == "wilcoxon" for s in shifts.values()))
+def _too_few(shifts: Mapping[str, Shift], kind: str, alpha: float) -> tuple[int, int]:
+    """(runs a side to answer whether it is slower, and to name the phase); 0 where there are
+    enough."""
+    phases = sum(1 for name in shifts if name != "ttft")
+    together = len(shifts) if kind == "change" else 1
+    if "ttft" not in shifts:
+        return runs_needed(1, alpha, paired=False), runs_needed(1, alpha, paired=False)
+    own = shifts["ttft"]
+    paired = own.test == "wilcoxon"
+    needs = [max(together, 1), max(together, phases)]
+    whether, which = (
+        0 if own.smallest_p * count <= alpha else runs_needed(count, alpha, paired)
+        for count in needs
+    )
+    return whether, which
 
 
 def _sentence(
     metrics: Sequence[Compared],
     direction: str,
     blamed: str | None,
-    too_few: int | None,
+    too_few: tuple[int, int],
     fewest: int,
 ) -> str:
-    if too_few is not None:
-        return (
-            f"too few runs to say: {fewest} that count on the smaller side, "
-            f"at least {too_few} are needed"
-        )
-    ttft = next((m for m in metrics if m.metric == "ttft"), None)
-    if ttft is None:
-        return "no time to the first token to compare"
+    whether, which = too_few
+    if whether:
+        return f"too few runs to say: {fewest} on the smaller side that count, {whether} are needed"
+    ttft = next(m for m in metrics if m.metric == "ttft")
     if direction == "same":
         text = "no difference beyond noise"
         if ttft.shift.detectable is not None:
             text += f"; one of {_time(ttft.shift.detectable)} would most likely have been found"
         return text
     text = f"{direction} by {_time(abs(ttft.shift.shift.value))}{_bounds(ttft.shift)}"
+    if blamed is None and which:
+        return f"{text}; too few runs to name the phase: {fewest}, {which} are needed"
     if blamed is None:
         return f"{text}; no phase alone changed beyond noise"
     own = next(m for m in metrics if m.metric == blamed)

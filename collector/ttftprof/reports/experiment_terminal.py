@@ -107,7 +107,7 @@ def _began(condition: Condition, experiment: Experiment) -> str:
     cause = experiment.cause(condition)
     if cause is None:
         return "(baseline)" if condition.scenario == experiment.plan.baseline else ""
-    if cause.too_few is not None:
+    if cause.blamed is None and any(cause.too_few):
         return "too few runs"
     return cause.blamed or "-"
 

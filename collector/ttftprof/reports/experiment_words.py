@@ -48,7 +48,7 @@ def warnings(experiment: Experiment) -> Iterator[str]:
         run
         for condition in experiment.findings.conditions
         for run in condition.counted
-        if condition.is_failure is False and other_load_before(run.raw.get("rest"))
+        if not condition.is_failure and other_load_before(run.raw.get("rest"))
     ]
     if busy:
         yield (

@@ -32,14 +32,14 @@ _NAME = 200
 def write(reports: Sequence[Report], out: TextIO, comparisons: Sequence[Comparison] = ()) -> None:
     """Writes the page. `reports` in the order in which they are to be read; `comparisons`, all
     with the same base, stand before them."""
-    script, style = _asset("report.js"), _asset("report.css")
+    script, style = asset("report.js"), asset("report.css")
     names = ", ".join(plain(words.recording_name(report), 60) for report in reports[:3])
-    page = _template().render(
+    page = template("report.html.j2").render(
         title=f"{names} · ttftprof",
         script=Markup(script),
         style=Markup(style),
-        script_hash=_hash(script),
-        style_hash=_hash(style),
+        script_hash=inline_hash(script),
+        style_hash=inline_hash(style),
         data=Markup(html_data.embedded(html_data.document(reports))),
         comparisons=[_comparison(comparison) for comparison in comparisons],
         recordings=[_recording(report) for report in reports],
@@ -49,17 +49,17 @@ def write(reports: Sequence[Report], out: TextIO, comparisons: Sequence[Comparis
     out.write(page)
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
     return resources.files("ttftprof.reports").joinpath("assets", name).read_text("utf-8")
 
 
-def _hash(text: str) -> str:
+def inline_hash(text: str) -> str:
     """As a Content-Security-Policy names an inline element it trusts."""
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return f"'sha256-{digest}'"
 
 
-def _template() -> jinja2.Template:
+def template(name: str) -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
@@ -71,7 +71,7 @@ def _template() -> jinja2.Template:
         "percent": scale.percent,
         "plain": plain,
     }
-    return environment.from_string(_asset("report.html.j2"))
+    return environment.from_string(asset(name))
 
 
 # -- one recording --------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def schema() -> dict[str, Any]:
 
 def as_json(report: Report) -> dict[str, Any]:
     """The report as plain dicts, lists, strings, numbers and None, in the schema's order."""
-    document: dict[str, Any] = _clean(
+    document: dict[str, Any] = clean(
         {
             "schema": SCHEMA_NAME,
             "tool": report.tool,
@@ -113,18 +113,18 @@ def _activity(activity: Activity) -> dict[str, Any]:
     }
 
 
-def _clean(value: Any) -> Any:
+def clean(value: Any) -> Any:
     """The value in types JSON has; numpy's numbers become Python's, lone surrogates are escaped."""
     if value is None or type(value) in (int, bool):
         return value
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, Mapping):
-        return {_clean(str(key)): _clean(item) for key, item in value.items()}
+        return {clean(str(key)): clean(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_clean(item) for item in value]
+        return [clean(item) for item in value]
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):
         return float(value) if math.isfinite(value) else None
-    return _clean(str(value))
+    return clean(str(value))

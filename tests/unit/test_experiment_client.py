@@ -1,0 +1,345 @@
+"""The experiment's client against servers that behave, and against some that do not."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import pytest
+
+from ttftprof.experiment import client
+from ttftprof.experiment.client import Answer, Ask, Limits, Streams, ask, filler
+
+QUICK = Limits(timeout_s=0.6, stall_s=0.15)
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\n\r\n"
+
+Serve = Callable[[socket.socket], None]
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def event(text: str | None, **more: object) -> bytes:
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
+    return chunk(b"data: " + json.dumps({"choices": [choice], **more}).encode() + b"\n\n")
+
+
+END = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+
+
+@contextmanager
+def serving(serve: Serve) -> Iterator[tuple[str, int]]:
+    """A server that reads each request and then does as it is told."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+
+    def connection(sock: socket.socket) -> None:
+        with sock, suppress(OSError):
+            read_request(sock)
+            serve(sock)
+
+    def accept() -> None:
+        while True:
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=connection, args=(sock,), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield listener.getsockname()[:2]
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+
+
+def read_request(sock: socket.socket) -> bytes:
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += sock.recv(1 << 16)
+    head, _, body = data.partition(b"\r\n\r\n")
+    found = re.search(rb"Content-Length: (\d+)", head)
+    assert found
+    while len(body) < int(found[1]):
+        body += sock.recv(1 << 16)
+    return body
+
+
+def one(serve: Serve, limits: Limits = QUICK) -> Answer:
+    with serving(serve) as address:
+        (answer,) = ask([Ask("m", "some words", 4)], address, limits)
+    return answer
+
+
+def well(sock: socket.socket) -> None:
+    usage = {"prompt_tokens": 7, "completion_tokens": 2}
+    usage |= {"prompt_tokens_details": {"cached_tokens": 3}}
+    for piece in (HEAD, event(None), event("a"), event("b", usage=usage), END):
+        sock.sendall(piece)
+        time.sleep(0.01)
+
+
+def test_a_whole_answer_gives_every_stamp_in_order() -> None:
+    answer = one(well)
+    assert answer.outcome == "ok"
+    stamps = (answer.connect_ns, answer.send_begin_ns, answer.send_end_ns, answer.headers_ns)
+    order = [ns for ns in (*stamps, answer.first_token_ns, answer.end_ns) if ns is not None]
+    assert len(order) == 6
+    assert order == sorted(order)
+    assert (answer.prompt_tokens, answer.cached_tokens, answer.text_chunks) == (7, 3, 2)
+    assert [size for _, size in answer.chunks] == [
+        len(HEAD),
+        len(event(None)),
+        len(event("a")),
+        len(event("b")) + len(answer_usage()),
+        len(END),
+    ]
+    # the role comes 10 ms before the first text: it is no token
+    assert answer.first_token_ns == answer.chunks[2][0]
+
+
+def answer_usage() -> str:
+    usage = {"prompt_tokens": 7, "completion_tokens": 2}
+    usage |= {"prompt_tokens_details": {"cached_tokens": 3}}
+    return ', "usage": ' + json.dumps(usage)
+
+
+def test_ollamas_lines_end_with_the_connection() -> None:
+    def serve(sock: socket.socket) -> None:
+        sock.sendall(JSON_HEAD)
+        for text, done in (("a", False), ("b", True)):
+            line = {"message": {"content": text}, "done": done, "prompt_eval_count": 5}
+            sock.sendall(json.dumps(line).encode() + b"\n")
+
+    with serving(serve) as address:
+        (answer,) = ask([Ask("m", "w", 4, api="ollama")], address, QUICK)
+    assert answer.outcome == "ok"
+    assert answer.first_token_ns is not None
+    assert answer.prompt_tokens == 5
+
+
+@dataclass(frozen=True)
+class Hostile:
+    """What a server does, and the class that it must get."""
+
+    name: str
+    serve: Serve
+    outcome: str
+    limits: Limits = QUICK
+
+
+def send(*pieces: bytes, then: Callable[[], None] = lambda: None) -> Serve:
+    def serve(sock: socket.socket) -> None:
+        for piece in pieces:
+            sock.sendall(piece)
+        then()
+
+    return serve
+
+
+def for_ever(sock: socket.socket) -> None:
+    sock.sendall(HEAD)
+    while True:
+        sock.sendall(event("more"))
+        time.sleep(0.01)
+
+
+def flood(sock: socket.socket) -> None:
+    sock.sendall(HEAD)
+    block = event("x" * 4000) * 64
+    while True:
+        sock.sendall(block)
+
+
+def linger() -> None:
+    time.sleep(2)
+
+
+def reset(sock: socket.socket) -> None:
+    sock.sendall(HEAD + event("a"))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+
+
+def error_response(status: int, body: bytes = b'{"error":"no"}') -> bytes:
+    return b"HTTP/1.1 %d X\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
+        status,
+        len(body),
+        body,
+    )
+
+
+BROKEN = chunk(b"data: {broken\n\n")
+HTML = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 4\r\n\r\noops"
+STREAM_ERROR = chunk(b'data: {"error":{"message":"no"}}\n\n') + b"0\r\n\r\n"
+HOSTILE = [
+    Hostile("gone before a word", send(), "gone"),
+    Hostile("gone in mid-stream", send(HEAD, event("a")), "gone"),
+    Hostile("reset", reset, "gone"),
+    Hostile("http 500", send(error_response(500)), "failed"),
+    Hostile("http 503, then closed early", send(error_response(503)[:-3]), "failed"),
+    Hostile("http 404", send(error_response(404)), "rejected"),
+    Hostile("error inside the stream", send(HEAD, STREAM_ERROR), "failed"),
+    Hostile("stall in mid-stream", send(HEAD, event("a"), then=linger), "stalled"),
+    Hostile("silence", send(then=linger), "timeout"),
+    Hostile("head, then silence", send(HEAD, event(None), then=linger), "timeout"),
+    Hostile("no http", send(b"SSH-2.0-OpenSSH_9.2\r\n", then=linger), "malformed"),
+    Hostile("event that is no JSON", send(HEAD, event("a"), BROKEN, END), "malformed"),
+    Hostile("no chunk size", send(HEAD, b"what is this?\r\n", then=linger), "malformed"),
+    Hostile("a web page", send(HTML), "malformed"),
+    Hostile("no text", send(HEAD, event(None), END), "empty"),
+    Hostile("never ends", for_ever, "endless"),
+    Hostile("a flood", flood, "endless", Limits(20.0, 5.0, max_bytes=2 << 20)),
+]
+
+
+@pytest.mark.parametrize("case", HOSTILE, ids=lambda case: case.name)
+def test_every_failure_has_its_class_and_its_end(case: Hostile) -> None:
+    began = time.monotonic()
+    answer = one(case.serve, case.limits)
+    assert answer.outcome == case.outcome, answer.detail
+    assert time.monotonic() - began < 3
+    assert answer.outcome in client.OUTCOMES
+    assert bool(answer.detail) == (answer.outcome not in ("ok",))
+    if answer.outcome in ("gone", "stalled", "endless") and answer.chunks:
+        assert answer.first_token_ns is not None  # what had come is kept
+
+
+def test_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()[:2]
+    (answer,) = ask([Ask("m", "w", 1)], address, QUICK)
+    assert answer.outcome == "refused"
+    assert answer.ttft_ns is None
+
+
+def test_one_bad_stream_does_not_disturb_the_others() -> None:
+    turn = iter(range(8))
+    lock = threading.Lock()
+
+    def serve(sock: socket.socket) -> None:
+        with lock:
+            number = next(turn)
+        if number == 3:
+            return
+        well(sock)
+
+    with serving(serve) as address:
+        answers = ask([Ask("m", "w", 4)] * 8, address, QUICK)
+    assert sorted(a.outcome for a in answers) == ["gone", *["ok"] * 7]
+
+
+def test_pieces_of_one_byte_are_put_together() -> None:
+    def serve(sock: socket.socket) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in HEAD + event("a") + END:
+            sock.sendall(bytes([byte]))
+
+    assert one(serve).outcome == "ok"
+
+
+def test_fields_of_the_request_can_be_set() -> None:
+    seen: list[bytes] = []
+
+    def serve(sock: socket.socket) -> None:
+        well(sock)
+
+    listener_ask = Ask("m", "hi", 3, "ollama", {"options.num_ctx": 512, "keep_alive": "1h"})
+    with serving(serve) as address:
+        ask([listener_ask], address, QUICK)
+    seen.append(listener_ask.encode("h", 1))
+    body = json.loads(seen[0].partition(b"\r\n\r\n")[2])
+    assert body["options"] == {"num_predict": 3, "temperature": 0, "num_ctx": 512}
+    assert body["keep_alive"] == "1h"
+
+
+def test_prompts_are_as_long_as_asked_and_differ_only_to_bust_a_cache() -> None:
+    assert len(filler(34, "1", bust=True).split()) == 34
+    assert filler(34, "1", bust=True) != filler(34, "2", bust=True)
+    assert filler(34, "1", bust=False) == filler(34, "2", bust=False)
+
+
+STREAMS, TOKENS, EVERY_S = 64, 25, 0.2
+CORE_SHARE = 0.02
+_SERVER = """
+import asyncio, sys
+head, piece, end = (bytes.fromhex(text) for text in sys.argv[1:4])
+streams, tokens, every = int(sys.argv[4]), int(sys.argv[5]), float(sys.argv[6])
+waiting = []
+async def serve(reader, writer):
+    await reader.readuntil(b"\\r\\n\\r\\n")
+    gate = asyncio.get_running_loop().create_future()
+    waiting.append(gate)
+    if len(waiting) == streams:
+        for number, one in enumerate(waiting):
+            one.set_result(number)
+        waiting.clear()
+    number = await gate
+    writer.write(head)
+    for _ in range(tokens):
+        await asyncio.sleep(every if _ else every * (1 + number / streams))
+        writer.write(piece)
+    writer.write(end)
+    await writer.drain()
+    writer.close()
+async def main():
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, backlog=128)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+asyncio.run(main())
+"""
+
+
+@contextmanager
+def steady_server() -> Iterator[tuple[str, int]]:
+    """In a process of its own, so that nothing of it is in this one's times; its streams are out of
+    step, so that each piece wakes the client."""
+    piece = event(" word", id="chatcmpl-0123456789abcdef", model="m", created=1)
+    words = [HEAD.hex(), piece.hex(), END.hex(), str(STREAMS), str(TOKENS), str(EVERY_S)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SERVER, *words], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout
+        yield "127.0.0.1", int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+def test_sixty_four_streams_cost_less_than_two_percent_of_a_core() -> None:
+    """Five tokens a second each, as fast as people read. In this process's own time, so
+    that other work on the machine does not count."""
+    asks = [Ask("m", "w", TOKENS)] * STREAMS
+    shares = []
+    with steady_server() as address:
+        for _ in range(3):  # a core that others share has cold caches
+            streams = Streams(asks, address, Limits(30, 5))
+            streams.send()
+            wall_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns()
+            streams.wait()
+            took_ns = time.process_time_ns() - cpu_ns
+            shares.append(took_ns / (time.monotonic_ns() - wall_ns))
+            answers = streams.answers()
+            assert [a.outcome for a in answers] == ["ok"] * STREAMS
+            assert sum(a.text_chunks or 0 for a in answers) == STREAMS * TOKENS
+            assert first_tokens_are_on_time(answers)
+            if shares[-1] < CORE_SHARE:
+                break
+    assert min(shares) < CORE_SHARE, shares
+
+
+def first_tokens_are_on_time(answers: list[Answer]) -> bool:
+    """Out of step as the server sends them: none waited for another."""
+    stamps = sorted(a.first_token_ns or 0 for a in answers)
+    return stamps[-1] - stamps[0] > 0.8 * EVERY_S * 1e9
