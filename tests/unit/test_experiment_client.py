@@ -34,6 +34,7 @@ def event(text: str | None, **more: object) -> bytes:
     return chunk(b"data: " + json.dumps({"choices": [choice], **more}).encode() + b"\n\n")
 
 
+USAGE = {"prompt_tokens": 7, "prompt_tokens_details": {"cached_tokens": 3}}
 END = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
@@ -82,9 +83,7 @@ def one(serve: Serve, limits: Limits = QUICK) -> Answer:
 
 
 def well(sock: socket.socket) -> None:
-    usage = {"prompt_tokens": 7, "completion_tokens": 2}
-    usage |= {"prompt_tokens_details": {"cached_tokens": 3}}
-    for piece in (HEAD, event(None), event("a"), event("b", usage=usage), END):
+    for piece in (HEAD, event(None), event("a"), event("b", usage=USAGE), END):
         sock.sendall(piece)
         time.sleep(0.01)
 
@@ -101,17 +100,11 @@ def test_a_whole_answer_gives_every_stamp_in_order() -> None:
         len(HEAD),
         len(event(None)),
         len(event("a")),
-        len(event("b")) + len(answer_usage()),
+        len(event("b", usage=USAGE)),
         len(END),
     ]
     # the role comes 10 ms before the first text: it is no token
     assert answer.first_token_ns == answer.chunks[2][0]
-
-
-def answer_usage() -> str:
-    usage = {"prompt_tokens": 7, "completion_tokens": 2}
-    usage |= {"prompt_tokens_details": {"cached_tokens": 3}}
-    return ', "usage": ' + json.dumps(usage)
 
 
 def test_ollamas_lines_end_with_the_connection() -> None:

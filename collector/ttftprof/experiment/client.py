@@ -241,10 +241,34 @@ class _Stream:
     """One request on its way and the pieces of its answer."""
 
     __slots__ = (
-        "_body", "_bytes", "_connect_ns", "_connection", "_deadline_ns",
-        "_detail", "_end_ns", "_exchange", "_fed", "_followed", "_head", "_is_chunked", "_headers_ns", "_last_ns", "_limits",
-        "_outcome", "_pieces", "_port", "_request", "_response", "_send_begin_ns", "_send_end_ns",
-        "_stall_ns", "ended", "has_text", "patience_ns", "sock", "unsent",
+        "_body",
+        "_bytes",
+        "_connect_ns",
+        "_connection",
+        "_deadline_ns",
+        "_detail",
+        "_end_ns",
+        "_exchange",
+        "_fed",
+        "_followed",
+        "_head",
+        "_headers_ns",
+        "_is_chunked",
+        "_last_ns",
+        "_limits",
+        "_outcome",
+        "_pieces",
+        "_port",
+        "_request",
+        "_response",
+        "_send_begin_ns",
+        "_send_end_ns",
+        "_stall_ns",
+        "ended",
+        "has_text",
+        "patience_ns",
+        "sock",
+        "unsent",
     )  # fmt: skip
 
     def __init__(self, request: bytes, limits: Limits) -> None:

@@ -46,6 +46,13 @@ _RULES = (
         "file",
     ),
     (
+        "cold-switch",
+        "resident",
+        "keep both models in memory at once",
+        "the other model answered last, and this one's file is not cached",
+        "memory",
+    ),
+    (
         "re-switch",
         "resident",
         "keep both models in memory at once",

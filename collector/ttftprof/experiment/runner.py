@@ -243,7 +243,6 @@ class _Session:
         }  # fmt: skip
         if before is not None and any(needs_restart(name) for name in changed):
             self._start_server(variant)
-            self._await_answer(self._server.target)
         self._find_files(variant)
         self._fingerprint()  # reads headers now, not when a page cache has been prepared
         if READAHEAD in variant.settings:
@@ -402,7 +401,6 @@ class _Session:
         if not wait_for_server(self._server.address, 1.0):
             result.degraded.append("the server had ended and was started again before this run")
             self._start_server(self._variant)
-            self._await_answer(self._server.target)
 
     def _recorder(self, slot: Slot) -> RunRecorder | None:
         if not self._plan.record:

@@ -3,7 +3,7 @@
 Pure and seeded: the same numbers give the same answer. Methods: medians and p95 with percentile
 bootstrap intervals (`scipy.stats.bootstrap`); the Hodges-Lehmann shift with the interval that
 belongs to its test (Hollander, Wolfe & Chicken, "Nonparametric Statistical Methods", 3rd ed.,
-3.2–3.3 and 4.2–4.3); Mann-Whitney, or Wilcoxon's signed ranks where runs are paired; Holm's
+3.2-3.3 and 4.2-4.3); Mann-Whitney, or Wilcoxon's signed ranks where runs are paired; Holm's
 correction (1979). No test here assumes normal times; the smallest effect that could have been found
 does (`detectable_shift`), and says so.
 """
@@ -13,12 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
 Values = npt.NDArray[np.float64]
+Sample = Sequence[float] | Values
 
 CONFIDENCE = 0.95
 POWER = 0.8
@@ -27,6 +29,7 @@ _SEED = 20_240_607
 _P95_NEEDS = 20  # below this many runs the 95th percentile is hardly more than the largest
 _EXACT_UP_TO = 50  # runs a side for which exact tests are quick
 _WILCOXON_EFFICIENCY = 3 / math.pi  # of rank tests against t-tests, for normal noise
+_Z = float(stats.norm.ppf(0.5 + CONFIDENCE / 2))
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
 
@@ -56,35 +59,39 @@ class Summary:
     p95_is_rough: bool
 
 
-def summarise(values: Sequence[float]) -> Summary | None:
+def summarise(values: Sample) -> Summary | None:
     """None for no values."""
     if not len(values):
         return None
     data = np.asarray(values, np.float64)
+    median, p95 = _percentiles(data, (50.0, 95.0))
     return Summary(
         count=len(data),
-        median=_bootstrapped(data, 50.0),
-        p95=_bootstrapped(data, 95.0),
+        median=median,
+        p95=p95,
         least=float(data.min()),
         most=float(data.max()),
         p95_is_rough=len(data) < _P95_NEEDS,
     )
 
 
-def _bootstrapped(data: Values, percentile: float) -> Estimate:
-    value = float(np.percentile(data, percentile))
-    if len(data) < 3 or np.ptp(data) == 0:
-        return Estimate(value, None if len(data) < 3 else Interval(value, value))
+def _percentiles(data: Values, wanted: tuple[float, ...]) -> list[Estimate]:
+    values = [float(v) for v in np.percentile(data, wanted)]
+    if len(data) < 3:
+        return [Estimate(value, None) for value in values]
+    if np.ptp(data) == 0:
+        return [Estimate(value, Interval(value, value)) for value in values]
     found = stats.bootstrap(
         (data,),
-        lambda sample, axis: np.percentile(sample, percentile, axis=axis),
+        lambda sample, axis: np.percentile(sample, wanted, axis=axis),
         n_resamples=_RESAMPLES,
         confidence_level=CONFIDENCE,
         method="percentile",
         vectorized=True,
         rng=np.random.default_rng(_SEED),
     ).confidence_interval
-    return Estimate(value, Interval(float(found.low), float(found.high)))
+    ends = zip(values, found.low, found.high, strict=True)
+    return [Estimate(value, Interval(float(low), float(high))) for value, low, high in ends]
 
 
 # -- one set against another ----------------------------------------------------------------------
@@ -107,7 +114,7 @@ class Shift:
     other_count: int
 
 
-def compare(base: Sequence[float], other: Sequence[float]) -> Shift | None:
+def compare(base: Sample, other: Sample) -> Shift | None:
     """Two independent sets. None if either is empty."""
     if not len(base) or not len(other):
         return None
@@ -139,19 +146,52 @@ def _mann_whitney_p(x: Values, y: Values) -> float:
 
 
 def _rank_sum_interval(differences: Values, n: int, m: int) -> Interval | None:
-    """Order statistics of all differences; None where even the widest is not sure enough.
-
-    C = nm/2 − z·sqrt(nm(n+m+1)/12), rounded down: Hollander et al., (4.31).
-    """
-    if 2 / math.comb(n + m, n) > 1 - CONFIDENCE:
-        return None
-    z = float(stats.norm.ppf(0.5 + CONFIDENCE / 2))
-    cut = math.floor(n * m / 2 - z * math.sqrt(n * m * (n + m + 1) / 12))
-    cut = min(max(cut, 1), len(differences) // 2)
-    return Interval(float(differences[cut - 1]), float(differences[-cut]))
+    """Order statistics of all differences: Hollander et al., 4.3."""
+    if n * m <= _EXACT_UP_TO**2:
+        return _between(differences, _rank_sum_counts(n, m))
+    spread = math.sqrt(n * m * (n + m + 1) / 12)
+    return _ends(differences, math.floor(n * m / 2 - _Z * spread))
 
 
-def compare_paired(base: Sequence[float], other: Sequence[float]) -> Shift | None:
+def _between(ordered: Values, counts: Sequence[int]) -> Interval | None:
+    """The interval between order statistics q and its mirror, q the smallest number for which
+    P(statistic ≤ q) reaches 2.5 %; None where even the widest is not sure enough."""
+    tail, total = 0, sum(counts)
+    for q, count in enumerate(counts):
+        tail += count
+        if tail > (1 - CONFIDENCE) / 2 * total:
+            return _ends(ordered, q) if q else None
+    raise AssertionError("no counts")
+
+
+def _ends(ordered: Values, q: int) -> Interval:
+    q = min(max(q, 1), (len(ordered) + 1) // 2)
+    return Interval(float(ordered[q - 1]), float(ordered[-q]))
+
+
+@lru_cache(maxsize=64)
+def _rank_sum_counts(n: int, m: int) -> tuple[int, ...]:
+    """In how many ways Mann and Whitney's U is 0, 1, … n·m: a Gaussian binomial coefficient."""
+    counts = [1] + [0] * (n * m)
+    for i in range(1, n + 1):
+        for u in range(n * m, m + i - 1, -1):  # times (1 - q^(m+i))
+            counts[u] -= counts[u - m - i]
+        for u in range(i, n * m + 1):  # divided by (1 - q^i)
+            counts[u] += counts[u - i]
+    return tuple(counts)
+
+
+@lru_cache(maxsize=64)
+def _signed_rank_counts(n: int) -> tuple[int, ...]:
+    """In how many ways Wilcoxon's T is 0, 1, … n(n+1)/2: subsets of the ranks by their sum."""
+    counts = [1] + [0] * (n * (n + 1) // 2)
+    for rank in range(1, n + 1):
+        for total in range(len(counts) - 1, rank - 1, -1):
+            counts[total] += counts[total - rank]
+    return tuple(counts)
+
+
+def compare_paired(base: Sample, other: Sample) -> Shift | None:
     """Two sets whose values belong together one by one. None if they are empty.
 
     Of the differences, by their Walsh averages; those of 0 are dropped by the test (Wilcoxon's own
@@ -181,13 +221,11 @@ def compare_paired(base: Sequence[float], other: Sequence[float]) -> Shift | Non
 
 
 def _signed_rank_interval(walsh: Values, n: int) -> Interval | None:
-    """C = n(n+1)/4 − z·sqrt(n(n+1)(2n+1)/24), rounded down: Hollander et al., (3.32)."""
-    if 2.0 ** (1 - n) > 1 - CONFIDENCE:
-        return None
-    z = float(stats.norm.ppf(0.5 + CONFIDENCE / 2))
-    cut = math.floor(n * (n + 1) / 4 - z * math.sqrt(n * (n + 1) * (2 * n + 1) / 24))
-    cut = min(max(cut, 1), len(walsh) // 2)
-    return Interval(float(walsh[cut - 1]), float(walsh[-cut]))
+    """Order statistics of the Walsh averages: Hollander et al., 3.3."""
+    if n <= _EXACT_UP_TO:
+        return _between(walsh, _signed_rank_counts(n))
+    spread = math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
+    return _ends(walsh, math.floor(n * (n + 1) / 4 - _Z * spread))
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:

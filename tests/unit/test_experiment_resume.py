@@ -1,0 +1,151 @@
+"""An experiment that is killed at any moment loses nothing that had ended, and doubles nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ttftprof.errors import OutputError, RecordingError, UsageError
+from ttftprof.experiment.store import Slot, Store
+from workloads.experiment import Truth, truth_server
+
+KILLS, RUNS = 20, 150
+SLOTS = [Slot(i, 0, "resident", "as given", False) for i in range(1, 4)]
+PLAN = {"name": "x", "runs": 3}
+
+
+@pytest.fixture(scope="module")
+def truth(tmp_path_factory: pytest.TempPathFactory) -> Truth:
+    return truth_server(tmp_path_factory.mktemp("truth"))
+
+
+def bench(folder: Path, plan: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "ttftprof", "bench", str(plan), "-o", str(folder / "x.bench")]
+    return subprocess.Popen(
+        [*command, "--no-record", "--format", "json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def kept(folder: Path) -> dict[int, str]:
+    """{run: its result}; none while there is no experiment yet."""
+    if not Store.exists(folder / "x.bench"):
+        return {}
+    with Store.read(folder / "x.bench") as store:
+        found = store.kept()
+    assert len({one.slot.run for one in found}) == len(found)
+    return {one.slot.run: json.dumps(one.result) for one in found}
+
+
+@pytest.mark.slow
+def test_killed_twenty_times_no_run_is_lost_or_doubled(truth: Truth, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    experiment = "runs = 75\nwarmups = 0\ngap_s = 0\nscenarios = ['resident', 'unknown-model']"
+    plan.write_text(truth.plan(experiment, rest="[workload]\nprompt_tokens = 8\nmax_tokens = 2"))
+    moments = random.Random(20)
+    before: dict[int, str] = {}
+    for number in range(KILLS):
+        process = bench(tmp_path, plan)
+        if number % 4:  # in the runs
+            await_more(tmp_path, len(before), process)
+            time.sleep(moments.uniform(0, 0.25))
+        else:  # while it starts
+            time.sleep(moments.uniform(0.05, 1.5))
+        process.kill()
+        process.communicate()
+        now = kept(tmp_path)
+        assert before.items() <= now.items()  # what had ended is there, unchanged
+        before = now
+    assert KILLS // 2 < len(before) < RUNS, "the kills did not fall into the runs"
+    last = bench(tmp_path, plan)
+    output, errors = last.communicate(timeout=60)
+    assert last.returncode == 0, errors
+    report = json.loads(output)
+    assert report["runs"]["done"] == report["runs"]["scheduled"] == RUNS
+    assert report["runs"]["interrupted"] <= KILLS
+    after = kept(tmp_path)
+    assert sorted(after) == list(range(1, RUNS + 1))
+    assert before.items() <= after.items()
+    assert servers_of(truth) == []
+
+
+def await_more(folder: Path, than: int, process: subprocess.Popen[str]) -> None:
+    """Until another run has ended."""
+    until = time.monotonic() + 30
+    while len(kept(folder)) <= than:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def servers_of(truth: Truth) -> list[int]:
+    """What is left of the server after a moment's grace."""
+    for _ in range(100):
+        left = [
+            p.pid
+            for p in psutil.process_iter(["cmdline"])
+            if str(truth.config_path) in (p.info["cmdline"] or ())
+        ]
+        if not left:
+            break
+        time.sleep(0.05)
+    return left
+
+
+def test_ctrl_c_ends_it_with_what_there_is(truth: Truth, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text(truth.plan("runs = 2000\nwarmups = 0\ngap_s = 0\nscenarios = ['resident']"))
+    process = bench(tmp_path, plan)
+    while len(kept(tmp_path)) < 2:
+        time.sleep(0.05)
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+    assert "the same command goes on from here" in errors
+    assert json.loads(output)["runs"]["done"] == len(kept(tmp_path)) >= 2
+    assert servers_of(truth) == []
+
+
+def test_a_run_is_kept_once(tmp_path: Path) -> None:
+    with Store.create(tmp_path / "x", PLAN, SLOTS) as store:
+        attempt = store.begin(SLOTS[0])
+        store.end(SLOTS[0], attempt, {"outcome": "ok"})
+        assert [slot.run for slot in store.left()] == [2, 3]
+        again = store.begin(SLOTS[0])
+        with pytest.raises(OutputError):
+            store.end(SLOTS[0], again, {"outcome": "ok"})
+        assert store.interrupted() == 1
+
+
+def test_two_cannot_write_at_once(tmp_path: Path) -> None:
+    with (
+        Store.create(tmp_path / "x", PLAN, SLOTS),
+        pytest.raises(OutputError, match="another ttftprof bench"),
+    ):
+        Store.resume(tmp_path / "x", PLAN)
+
+
+def test_another_plan_is_refused(tmp_path: Path) -> None:
+    Store.create(tmp_path / "x", PLAN, SLOTS).close()
+    with pytest.raises(UsageError, match="another plan \\(other: runs\\)"):
+        Store.resume(tmp_path / "x", {**PLAN, "runs": 4})
+    Store.resume(tmp_path / "x", PLAN).close()
+
+
+def test_a_folder_that_is_no_experiment_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds no experiment"):
+        Store.read(tmp_path)
+    (tmp_path / "experiment.sqlite").write_bytes(b"not a database at all, but long enough" * 40)
+    with pytest.raises(RecordingError):
+        Store.read(tmp_path)
