@@ -57,7 +57,7 @@ SLEEPER = ModelConfig(
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A cold switch under two settings of the truth server; the second one's init takes 15 % more."""
+    """A cold switch under two settings of the truth server; in the second, init takes 15 % more."""
     folder = tmp_path_factory.mktemp("planted")
     truth = truth_server(folder, SLEEPER)
     slower = {
