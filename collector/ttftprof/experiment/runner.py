@@ -99,6 +99,8 @@ def carry_out(plan: Plan, store: Store, watcher: Watcher) -> None:
     with _session(plan, store, watcher) as session:
         rest: dict[str, Any] = {}
         while left := store.left():
+            if session.interrupted:
+                raise KeyboardInterrupt
             slot = left[0]
             watcher.begin(slot, left)
             attempt = store.begin(slot)
@@ -121,17 +123,16 @@ def _rest(seconds: float) -> dict[str, Any]:
 @contextmanager
 def _session(plan: Plan, store: Store, watcher: Watcher) -> Iterator[_Session]:
     session = _Session(plan, store, watcher)
-    previous = signal.signal(signal.SIGTERM, _interrupt)
+    previous = {n: signal.signal(n, session.interrupt) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         session.open()
         yield session
     finally:
+        for number in previous:  # what is put back and ended now is not to be cut short
+            signal.signal(number, signal.SIG_IGN)
         session.close()
-        signal.signal(signal.SIGTERM, previous)
-
-
-def _interrupt(_number: int, _frame: object) -> None:
-    raise KeyboardInterrupt
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 class _Session:
@@ -151,6 +152,12 @@ class _Session:
         self._variant: Variant | None = None
         self._files: dict[str, tuple[str, ...]] = {}
         self._asked = 0
+        self.interrupted = False
+
+    def interrupt(self, _number: int, _frame: object) -> None:
+        """Ends the sitting. Where the exception is lost (in a finaliser), the mark is not."""
+        self.interrupted = True
+        raise KeyboardInterrupt
 
     # -- the server and its settings ----------------------------------------------------------
 
