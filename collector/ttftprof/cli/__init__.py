@@ -22,6 +22,7 @@ _COMMANDS = {
     "diff": "ttftprof.cli.diff",
     "summary": "ttftprof.cli.summary",
     "bench": "ttftprof.cli.bench",
+    "check": "ttftprof.cli.check",
     "export": "ttftprof.cli.export",
     "dump": "ttftprof.cli.dump",
     "doctor": "ttftprof.cli.doctor",

@@ -24,6 +24,8 @@ Examples:
   sudo ttftprof bench --url http://127.0.0.1:8080 --models small,large --runs 12
   sudo ttftprof bench plan.toml --vary readahead=128,1024 --expect lower
   ttftprof bench --report plan.bench           what its runs show so far
+  ttftprof bench --report plan.bench --traffic monday.ttft
+                                               what other policies would have made of it
 """
 
 
@@ -79,6 +81,14 @@ Examples:
     metavar="OUT",
     help="Also write one self-contained HTML file, with plots.",
 )
+@click.option(
+    "--traffic",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="Play the requests of this recording again under other ways of keeping models in memory "
+    "(repeatable), with the waits that were measured here.",
+)
 @click.option("--example", is_flag=True, help="Print a plan with every field, and end.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 @output.WIDTH
@@ -90,6 +100,7 @@ def command(
     report_only: Path | None,
     form: str,
     page: Path | None,
+    traffic: tuple[Path, ...],
     example: bool,
     quiet: bool,
     width: int | None,
@@ -113,7 +124,7 @@ def command(
         _run(plan, report_only, fresh, quiet)
     elif plan_file is not None:
         raise UsageError("--report and a plan contradict each other", "give one of them")
-    _print(report_only, form, page, width, color)
+    _print(report_only, traffic, form, page, width, color)
     return 0
 
 
@@ -180,7 +191,7 @@ def _run(plan: Plan, folder: Path, fresh: bool, quiet: bool) -> None:
     from ttftprof.experiment.schedule import slots_of
     from ttftprof.experiment.store import Store
 
-    _need_scipy()  # before the work, not after it
+    need_scipy()  # before the work, not after it
     if plan.record and os.geteuid() != 0:
         raise NotPermitted(
             "recording each run needs the kernel's probes, and those need root",
@@ -202,7 +213,8 @@ def _run(plan: Plan, folder: Path, fresh: bool, quiet: bool) -> None:
                 raise
 
 
-def _need_scipy() -> None:
+def need_scipy() -> None:
+    """Raises `Unsupported` without it: it comes with the extra `bench` only."""
     if find_spec("scipy") is None:
         raise Unsupported(
             "the statistics need scipy, which is not installed",
@@ -217,11 +229,18 @@ def _aside(folder: Path) -> Path:
     return found
 
 
-def _print(folder: Path, form: str, page: Path | None, width: int | None, color: str) -> None:
-    _need_scipy()
+def _print(
+    folder: Path,
+    traffic: Sequence[Path],
+    form: str,
+    page: Path | None,
+    width: int | None,
+    color: str,
+) -> None:
+    need_scipy()
     from ttftprof.experiment.evaluate import evaluate
 
-    experiment = evaluate(folder)
+    experiment = evaluate(folder, traffic)
     out = output.printable(sys.stdout)
     if form == "json":
         from ttftprof.reports import experiment_json

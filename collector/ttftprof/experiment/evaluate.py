@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ttftprof.analysis import analyse
+from ttftprof.errors import UsageError
 from ttftprof.experiment import plan as plans
 from ttftprof.experiment.fingerprint import differences
 from ttftprof.experiment.plan import Expectation, Factor, Plan, Server, Workload
 from ttftprof.experiment.policy import Advice, advise
+from ttftprof.experiment.replay import Outcome, costs_of, policies, replay, traffic_of
 from ttftprof.experiment.store import Kept, Store
 from ttftprof.experiment.verdict import Condition, Contrast, Findings, find
+
+_CACHE_SHARE = 0.8  # of the machine's memory, that files may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,8 @@ class Experiment:
     differences: Mapping[str, Mapping[str, tuple[str, ...]]]
     degraded: Mapping[int, tuple[str, ...]]
     advice: tuple[Advice, ...]
+    policies: tuple[Outcome, ...] = ()
+    """Recorded traffic under several policies; empty if there is none, or nothing to tell it by."""
 
     def condition(self, scenario: str, variant: str) -> Condition | None:
         found = self.findings.conditions
@@ -42,8 +49,9 @@ class Experiment:
         return next((c for c in self.findings.causes if c.other == place), None)
 
 
-def evaluate(folder: Path) -> Experiment:
-    """Raises `UsageError` or `RecordingError` if the folder holds no experiment."""
+def evaluate(folder: Path, traffic: Sequence[Path] = ()) -> Experiment:
+    """`traffic`: recordings whose requests are played again. Raises `UsageError` or
+    `RecordingError` if the folder holds no experiment, or the traffic cannot be used."""
     with Store.read(folder) as store:
         kept, plan = store.kept(), plan_from_json(store.plan)
         findings = find(plan, kept)
@@ -64,7 +72,25 @@ def evaluate(folder: Path) -> Experiment:
                 if one.result["degraded"]
             },
             advice=tuple(advise(plan, findings)),
+            policies=tuple(_played(findings, traffic)),
         )
+
+
+def _played(findings: Findings, traffic: Sequence[Path]) -> list[Outcome]:
+    if not traffic:
+        return []
+    costs = costs_of(findings)
+    if costs is None:
+        raise UsageError(
+            "the traffic cannot be played: this experiment measured no switch, or no resident model",
+            "run the scenarios cold-switch, re-switch and resident first",
+        )
+    reports = [analyse(path) for path in traffic]
+    asked, sizes = traffic_of(reports)
+    if not asked:
+        raise UsageError("the recordings hold no request that names a model", "record some traffic")
+    room = int(min(r.host.get("memory_bytes") or 0 for r in reports) * _CACHE_SHARE)
+    return [replay(asked, sizes, costs, policy, room) for policy in policies(asked)]
 
 
 def plan_from_json(raw: Mapping[str, Any]) -> Plan:

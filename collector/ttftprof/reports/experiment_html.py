@@ -49,6 +49,8 @@ def write(experiment: Experiment, out: TextIO) -> None:
         failures=[plain(experiment_words.failure(c)) for c in experiment.findings.conditions
                   if c.is_failure and c.runs],
         advice=[plain(experiment_words.advice(one)) for one in experiment.advice],
+        policy_titles=experiment_words.POLICY_TITLES,
+        policies=[experiment_words.policy(one) for one in experiment.policies],
         fingerprint=[(plain(n), clip_middle(plain(v), 200)) for n, v in
                      experiment.fingerprint.items()],
         seed=experiment.plan.seed,

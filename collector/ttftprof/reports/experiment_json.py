@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 from ttftprof import __version__
 from ttftprof.experiment.evaluate import Experiment
+from ttftprof.experiment.replay import Outcome
 from ttftprof.experiment.verdict import Compared, Condition, Contrast, Run, why_not_counted
 from ttftprof.reports import experiment_words
 from ttftprof.reports.json import clean
@@ -51,9 +52,14 @@ def as_json(experiment: Experiment) -> dict[str, Any]:
             "changes": [_contrast(c) for c in findings.changes],
             "expectations": [asdict(one) for one in findings.judged],
             "advice": [asdict(one) for one in experiment.advice],
+            "policies": [_policy(one) for one in experiment.policies],
         }
     )
     return document
+
+
+def _policy(outcome: Outcome) -> dict[str, Any]:
+    return asdict(outcome) | {"policy": outcome.policy.name}
 
 
 def _condition(condition: Condition) -> dict[str, Any]:

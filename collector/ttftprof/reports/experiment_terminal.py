@@ -44,6 +44,7 @@ def write(experiment: Experiment, out: TextIO, width: int, colour: bool) -> None
     _print_judged(page, experiment)
     _print_failures(page, [c for c in experiment.findings.conditions if c.is_failure and c.runs])
     _print_advice(page, experiment.advice)
+    _print_policies(page, experiment)
     out.write(page.text())
 
 
@@ -201,3 +202,17 @@ def _print_advice(page: Page, advice: Sequence[Advice]) -> None:
     page.add_text("what to change, by measured gain", _BOLD)
     for number, one in enumerate(advice, 1):
         page.add_text(plain(f"{number}. {experiment_words.advice(one)}"), indent=2)
+
+
+def _print_policies(page: Page, experiment: Experiment) -> None:
+    if not experiment.policies:
+        return
+    page.gap()
+    page.add_text("the recorded traffic under other policies, by the waits measured here", _BOLD)
+    rows = [experiment_words.policy(outcome) for outcome in experiment.policies]
+    titles = experiment_words.POLICY_TITLES
+    columns = [
+        Column(title, cells, right=number > 0)
+        for number, (title, cells) in enumerate(zip(titles, zip(*rows, strict=True), strict=True))
+    ]
+    page.add(*tables.banded(columns[0], columns[1:], page.width))

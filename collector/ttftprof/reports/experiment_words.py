@@ -8,6 +8,7 @@ from ttftprof.experiment.evaluate import Experiment
 from ttftprof.experiment.fingerprint import other_load_before
 from ttftprof.experiment.plan import variants_of
 from ttftprof.experiment.policy import Advice
+from ttftprof.experiment.replay import Outcome
 from ttftprof.experiment.verdict import Condition, Judged
 from ttftprof.reports import scale
 from ttftprof.reports.safe import plain
@@ -97,6 +98,21 @@ def failure(condition: Condition) -> str:
     if condition.not_recovered:
         text += f"; did NOT answer again in {condition.not_recovered} runs"
     return text
+
+
+POLICY_TITLES = ("policy", "mean", "p95", "loads", "cold", "memory for weights")
+
+
+def policy(outcome: Outcome) -> tuple[str, ...]:
+    """A row under `POLICY_TITLES`."""
+    return (
+        plain(outcome.policy.name, 80),
+        scale.duration(round(outcome.mean_ns)),
+        scale.duration(round(outcome.p95_ns)),
+        f"{outcome.loads} of {outcome.requests}",
+        str(outcome.cold_loads),
+        scale.size(outcome.memory_bytes),
+    )
 
 
 def advice(one: Advice) -> str:

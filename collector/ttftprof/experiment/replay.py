@@ -1,0 +1,214 @@
+"""Recorded traffic, played again under other ways of keeping models in memory. Pure.
+
+A request waits as long as the experiment measured for the state that it finds: its model resident,
+to be loaded from the page cache, or to be loaded from storage. What a policy decides is only which
+state that is. Loads of other models are taken to grow with the size of their weights. Queueing is
+left out: a request that comes while another waits is served as if it came after it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ttftprof.experiment.verdict import Condition, Findings
+from ttftprof.model import Report
+
+NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request of the traffic."""
+
+    ns: int
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """TTFT, ns, of the measured model by the state it is found in, and the size of its weights."""
+
+    resident_ns: float
+    cached_ns: float
+    cold_ns: float
+    weights_bytes: int
+
+    def wait_ns(self, state: str, size_bytes: int) -> float:
+        if state == "resident":
+            return self.resident_ns
+        whole = self.cached_ns if state == "cached" else self.cold_ns
+        return self.resident_ns + (whole - self.resident_ns) * size_bytes / self.weights_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Which models stay in memory: at most `models` and `memory_bytes` of weights, the one used
+    longest ago goes first; those idle for `keep_alive_s` go; `pinned` never goes."""
+
+    name: str
+    models: int | None = None
+    memory_bytes: int | None = None
+    keep_alive_s: float | None = None
+    pinned: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the traffic would have waited. `memory_bytes`: the most weights that were resident."""
+
+    policy: Policy
+    requests: int
+    mean_ns: float
+    p95_ns: float
+    loads: int
+    cold_loads: int
+    memory_bytes: int
+
+
+def traffic_of(reports: Iterable[Report]) -> tuple[list[Asked], dict[str, int]]:
+    """All requests that name a model, by time, and the size of each model's weights where it was
+    seen being used."""
+    asked: list[Asked] = []
+    sizes: dict[str, int] = {}
+    for report in reports:
+        offset = report.realtime_offset_ns or 0  # recordings of several days, on one clock
+        for request in report.requests:
+            if request.model is None or request.outcome == "error":
+                continue
+            asked.append(Asked(request.start_ns + offset, request.model))
+            weights = [f.size_bytes for f in request.files if f.is_weights]
+            if weights:
+                sizes[request.model] = max(weights)
+    return sorted(asked, key=lambda one: one.ns), sizes
+
+
+def costs_of(findings: Findings) -> Costs | None:
+    """From the first variant's scenarios; None where resident or re-switch was not measured. Where
+    no cold switch was, a load from storage is taken to cost as much as one from the cache."""
+    by_name: dict[str, Condition] = {}
+    for condition in findings.conditions:
+        if "ttft" in condition.summaries:
+            by_name.setdefault(condition.scenario, condition)
+    if "resident" not in by_name or not {"re-switch", "cold-switch"} & set(by_name):
+        return None
+    medians = {name: c.summaries["ttft"].median.value for name, c in by_name.items()}
+    sizes = [
+        size
+        for condition in by_name.values()
+        for run in condition.counted
+        if (size := (run.raw.get("digest") or {}).get("weights_bytes"))
+    ]
+    cached = medians.get("re-switch", medians.get("cold-switch", 0.0))
+    return Costs(
+        medians["resident"], cached, medians.get("cold-switch", cached), max(sizes, default=1)
+    )
+
+
+def policies(asked: Sequence[Asked]) -> list[Policy]:
+    """Those worth comparing for this traffic."""
+    used = Counter(one.model for one in asked)
+    favourite = used.most_common(1)[0][0]
+    found = [Policy("one model at a time", models=1)]
+    found += [
+        Policy(f"up to {count} models, the longest unused goes", models=count)
+        for count in range(2, min(len(used), 5))
+    ]
+    found.append(Policy("all models resident"))
+    for minutes in (5, 30):
+        found.append(
+            Policy(f"one model, given up after {minutes} min", models=1, keep_alive_s=minutes * 60)
+        )
+    if len(used) > 2:
+        pinned = frozenset({favourite})
+        found.append(Policy(f"{favourite} always, one other beside it", models=2, pinned=pinned))
+    return found
+
+
+def replay(
+    asked: Sequence[Asked],
+    sizes: Mapping[str, int],
+    costs: Costs,
+    policy: Policy,
+    page_cache_bytes: int,
+) -> Outcome:
+    """The traffic under one policy. The first load of each model is from storage; after that its
+    file is in the page cache for as long as files used later leave room."""
+    memory, cache = _Memory(policy, sizes, costs), _PageCache(page_cache_bytes)
+    waits, states = [], Counter[str]()
+    for one in asked:
+        size = sizes.get(one.model, costs.weights_bytes)
+        memory.pass_time(one.ns)
+        state = "resident" if one.model in memory else "cached" if one.model in cache else "cold"
+        states[state] += 1
+        waits.append(costs.wait_ns(state, size))
+        memory.use(one.model, one.ns)
+        cache.use(one.model, size)
+    return Outcome(
+        policy=policy,
+        requests=len(waits),
+        mean_ns=float(np.mean(waits)) if waits else 0.0,
+        p95_ns=float(np.percentile(waits, 95)) if waits else 0.0,
+        loads=states["cached"] + states["cold"],
+        cold_loads=states["cold"],
+        memory_bytes=memory.most_bytes,
+    )
+
+
+class _Memory:
+    """The resident models, the longest unused first."""
+
+    def __init__(self, policy: Policy, sizes: Mapping[str, int], costs: Costs) -> None:
+        self._policy, self._sizes, self._usual = policy, sizes, costs.weights_bytes
+        self._used: OrderedDict[str, int] = OrderedDict()
+        self.most_bytes = 0
+
+    def __contains__(self, model: str) -> bool:
+        return model in self._used
+
+    def pass_time(self, ns: int) -> None:
+        if self._policy.keep_alive_s is None:
+            return
+        for model, last_ns in list(self._used.items()):
+            idle = ns - last_ns > self._policy.keep_alive_s * NS
+            if idle and model not in self._policy.pinned:
+                del self._used[model]
+
+    def use(self, model: str, ns: int) -> None:
+        self._used[model] = ns
+        self._used.move_to_end(model)
+        while self._is_over() and (victim := self._victim(model)) is not None:
+            del self._used[victim]
+        self.most_bytes = max(self.most_bytes, self._bytes())
+
+    def _victim(self, newest: str) -> str | None:
+        may_go = (m for m in self._used if m not in self._policy.pinned and m != newest)
+        return next(may_go, None)
+
+    def _is_over(self) -> bool:
+        policy = self._policy
+        too_many = policy.models is not None and len(self._used) > policy.models
+        return too_many or (policy.memory_bytes is not None and self._bytes() > policy.memory_bytes)
+
+    def _bytes(self) -> int:
+        return sum(self._sizes.get(model, self._usual) for model in self._used)
+
+
+class _PageCache:
+    """Whose file is cached; whole files, the longest unused goes."""
+
+    def __init__(self, room_bytes: int) -> None:
+        self._room = room_bytes
+        self._sizes: OrderedDict[str, int] = OrderedDict()
+
+    def __contains__(self, model: str) -> bool:
+        return model in self._sizes
+
+    def use(self, model: str, size: int) -> None:
+        self._sizes[model] = size
+        self._sizes.move_to_end(model)
+        while sum(self._sizes.values()) > self._room and self._sizes:
+            self._sizes.popitem(last=False)

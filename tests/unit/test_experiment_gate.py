@@ -1,0 +1,126 @@
+"""The gate: closed by what is slower beyond limit and chance, by nothing else."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as Tree
+
+import pytest
+from click.testing import CliRunner
+
+from ttftprof.cli.check import command
+from ttftprof.experiment.evaluate import Experiment, evaluate
+from ttftprof.experiment.gate import gate
+from ttftprof.experiment.store import Slot
+from ttftprof.reports import experiment_gate
+from unit.experiment_samples import drawn, measured_noise, plan, result, stored
+
+Make = Callable[[Slot], dict[str, Any]]
+CALM = [run for run in measured_noise() if run["load"] < 400e6]
+
+
+def experiment(folder: Path, make: Make, runs: int = 12, **more: Any) -> Path:
+    return stored(folder, plan(scenarios=["cold-switch"], runs=runs, **more), make)
+
+
+def slower(times: float, seed: int) -> Make:
+    return drawn(CALM, seed, {"as given": {"init": times, "prefill": times}})
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return experiment(tmp_path_factory.mktemp("base") / "x", slower(1.0, 1))
+
+
+def check(*arguments: str | Path) -> tuple[int, str]:
+    """(exit code, output), as `main` gives them."""
+    code = CliRunner().invoke(command, [str(a) for a in arguments], standalone_mode=False)
+    assert code.exception is None, code.exception
+    return int(code.return_value), code.output
+
+
+def test_much_slower_fails_and_is_named(base: Path, tmp_path: Path) -> None:
+    junit = tmp_path / "check.xml"
+    here = experiment(tmp_path / "x", slower(1.8, 2))
+    code, output = check(here, "--baseline", base, "--junit", junit)
+    assert code == 1
+    assert "## ttftprof check: regressed" in output
+    assert "| ❌ regressed | cold-switch, as given | ttft |" in output
+    suite = Tree.parse(junit).getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("1", "1", "0")
+    assert suite.find("testcase/failure") is not None
+
+
+def test_the_phase_that_is_to_blame_can_be_checked_alone(base: Path, tmp_path: Path) -> None:
+    here = experiment(tmp_path / "x", slower(1.8, 2))
+    assert check(here, "--baseline", base, "--phase", "prefill")[0] == 1
+    assert check(here, "--baseline", base, "--phase", "ready_gap")[0] == 0
+
+
+def test_sure_but_small_passes(base: Path, tmp_path: Path) -> None:
+    here = experiment(tmp_path / "x", slower(1.05, 2))
+    code, output = check(here, "--baseline", base, "--phase", "prefill")
+    assert code == 0
+    assert "✅ same" in output
+    assert check(here, "--baseline", base, "--phase", "prefill", "--max-regression", "1%")[0] == 1
+
+
+def test_large_but_unsure_passes(tmp_path: Path) -> None:
+    """A limit of nothing, and noise: chance alone does not close it."""
+
+    def noisy(seed: int) -> Make:
+        return drawn([{"load": 1e8 * (1 + n % 7)} for n in range(50)], seed, {})
+
+    one = experiment(tmp_path / "a", noisy(1))
+    alarms = 0
+    for seed in range(20):
+        other = experiment(tmp_path / f"b{seed}", noisy(100 + seed))
+        alarms += check(other, "--baseline", one, "--max-regression", "0%")[0]
+    assert alarms <= 2
+
+
+def test_too_few_runs_are_undecided_which_may_fail(base: Path, tmp_path: Path) -> None:
+    here = experiment(tmp_path / "x", slower(3.0, 2), runs=1)
+    code, output = check(here, "--baseline", base)
+    assert code == 0
+    assert "❔ undecided" in output
+    assert "too few runs to say" in output
+    assert check(here, "--baseline", base, "--undecided", "fail")[0] == 1
+
+
+def test_a_scenario_that_is_gone_is_told(base: Path, tmp_path: Path) -> None:
+    here = stored(
+        tmp_path / "x", plan(scenarios=["resident"], runs=6), lambda _: result({"prefill": 1e8})
+    )
+    code, output = check(here, "--baseline", base, "--undecided", "fail")
+    assert code == 1
+    assert "❔ absent" in output
+
+
+def test_what_is_not_the_same_is_told(tmp_path: Path) -> None:
+    def on(kernel: str) -> Make:
+        return lambda slot: result({"load": 1e8 + slot.run}, fingerprint={"kernel": kernel})
+
+    found = gate(
+        evaluate(experiment(tmp_path / "b", on("6.8"))),
+        evaluate(experiment(tmp_path / "a", on("6.1"))),
+        0.1,
+    )
+    assert found.differences == {"kernel": ("6.1", "6.8")}
+    out = io.StringIO()
+    experiment_gate.write_markdown(found, out)
+    assert "**not the same**: kernel: 6.1 → 6.8" in out.getvalue()
+
+
+def test_variants_are_matched_by_name(tmp_path: Path) -> None:
+    vary = {"readahead": ["128", "1024"]}
+    noise = drawn(CALM, 5, {})
+    folders = [experiment(tmp_path / name, noise, vary=vary) for name in "ab"]
+    one, other = map(evaluate, folders)
+    assert isinstance(one, Experiment)
+    found = gate(other, one, 0.1)
+    assert [c.variant for c in found.checked] == ["readahead=128", "readahead=1024"]
+    assert {c.result for c in found.checked} == {"same"}

@@ -1,0 +1,98 @@
+"""Traffic played again: waits counted by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ttftprof.experiment.replay import (
+    Asked,
+    Costs,
+    Outcome,
+    Policy,
+    costs_of,
+    policies,
+    replay,
+    traffic_of,
+)
+from ttftprof.experiment.store import Slot
+from ttftprof.experiment.verdict import find
+from unit.experiment_samples import kept, plan, result
+from unit.report_samples import WEIGHTS_BYTES, cold, reswitch
+
+SECOND = 1_000_000_000
+COSTS = Costs(resident_ns=1.0, cached_ns=10.0, cold_ns=100.0, weights_bytes=50)
+SIZES = {"a": 50, "b": 50, "c": 100}
+
+
+def traffic(models: str, gap_s: float = 1.0) -> list[Asked]:
+    return [Asked(int(i * gap_s * SECOND), model) for i, model in enumerate(models)]
+
+
+def played(models: str, policy: Policy, cache: int = 1000, gap_s: float = 1.0) -> Outcome:
+    return replay(traffic(models, gap_s), SIZES, COSTS, policy, cache)
+
+
+def test_one_model_at_a_time() -> None:
+    found = played("aabab", Policy("one", models=1))
+    assert found.mean_ns == pytest.approx((100 + 1 + 100 + 10 + 10) / 5)
+    assert (found.requests, found.loads, found.cold_loads) == (5, 4, 2)
+    assert found.memory_bytes == 50
+
+
+def test_all_resident_load_once() -> None:
+    found = played("aabab", Policy("all"))
+    assert found.mean_ns == pytest.approx((100 + 1 + 100 + 1 + 1) / 5)
+    assert found.memory_bytes == 100
+
+
+def test_a_bigger_model_takes_longer_to_load() -> None:
+    assert played("c", Policy("all")).mean_ns == pytest.approx(1 + 99 * 2)
+
+
+def test_a_small_page_cache_makes_switches_cold() -> None:
+    assert played("abab", Policy("one", models=1), cache=50).cold_loads == 4
+    assert played("abab", Policy("one", models=1), cache=100).cold_loads == 2
+
+
+def test_memory_is_a_budget_and_the_longest_unused_goes() -> None:
+    found = played("abcab", Policy("budget", memory_bytes=150))
+    # c (100) puts out a; a puts out b, the longest unused; b puts out c
+    assert found.loads == 5
+    assert found.memory_bytes == 150
+
+
+def test_keep_alive_and_pins() -> None:
+    idle = Policy("idle", keep_alive_s=5)
+    assert played("aa", idle, gap_s=4).loads == 1
+    assert played("aa", idle, gap_s=6).loads == 2
+    pinned = Policy("pin", models=2, pinned=frozenset("a"))
+    assert played("abcabc", pinned).loads == 5  # a once, the others each time
+
+
+def test_policies_are_those_that_matter() -> None:
+    assert [p.name for p in policies(traffic("ab"))][:2] == [
+        "one model at a time",
+        "all models resident",
+    ]
+    assert any(p.pinned == frozenset("b") for p in policies(traffic("abbcb")))
+
+
+def test_costs_are_the_measured_medians() -> None:
+    def make(slot: Slot) -> dict[str, Any]:
+        load = {"cold-switch": 9e8, "re-switch": 2e8, "resident": 0.0}[slot.scenario]
+        return result({"load": load, "prefill": 1e8})
+
+    made = plan(scenarios=["cold-switch", "re-switch", "resident"], runs=3)
+    assert costs_of(find(made, kept(made, make))) == Costs(1e8, 3e8, 1e9, 50_000_000)
+    alone = plan(scenarios=["resident"], runs=3)
+    assert costs_of(find(alone, kept(alone, make))) is None
+
+
+def test_traffic_is_read_from_recordings() -> None:
+    reports = [reswitch(), cold()]
+    asked, sizes = traffic_of(reports)
+    assert {one.model for one in asked} == {r.model for x in reports for r in x.requests}
+    assert [one.ns for one in asked] == sorted(one.ns for one in asked)
+    assert sizes[cold().requests[0].model or ""] == WEIGHTS_BYTES
