@@ -82,7 +82,7 @@ def _played(findings: Findings, traffic: Sequence[Path]) -> list[Outcome]:
     costs = costs_of(findings)
     if costs is None:
         raise UsageError(
-            "the traffic cannot be played: this experiment measured no switch, or no resident model",
+            "the traffic cannot be played: no switch was measured here, or no resident model",
             "run the scenarios cold-switch, re-switch and resident first",
         )
     reports = [analyse(path) for path in traffic]
