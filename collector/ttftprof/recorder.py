@@ -58,6 +58,7 @@ from ttftprof.sources.mounts import (
 )
 from ttftprof.sources.mountstats import sample, sample_shares
 from ttftprof.sources.processes import is_alive, listening_ports, read_process
+from ttftprof.sources.python_stacks import PythonStacks
 from ttftprof.sources.requests import RequestTap, Seen
 from ttftprof.stack import path_facts
 from ttftprof.target import Target
@@ -136,6 +137,7 @@ class Recorder:
         show: Callable[[Progress], None] = lambda _: None,
         say: Callable[[str], None] = lambda _: None,
         gpu_launches: bool = False,
+        python: PythonStacks | None = None,
     ) -> None:
         self.writer = writer
         self.target = target
@@ -158,6 +160,7 @@ class Recorder:
         self._open: dict[tuple[int, int], bool] = {}  # counted exchanges; got a first token?
         self._tap = RequestTap(self._exchange_ended, self._moved.append, self.session.set_quiet)
         self._gpus = Gpus.find()
+        self._python = python or PythonStacks(enabled=False)
         self._libraries = LibraryMarks(
             self.session.attach_marks,
             self._library_found,
@@ -350,6 +353,7 @@ class Recorder:
             pages = int(self.session.files["added_pages"][: int(control["files_used"])].sum())
             self.progress.storage_bytes = pages * resource.getpagesize()
         self._take_gpu_samples()
+        self._take_python_stacks(ns)
         self._note_own_cost(ns)
         if ns >= self._next_write_ns:
             self._write(ns)
@@ -364,6 +368,11 @@ class Recorder:
             self._hold("gpu_processes", drained.process_rows)
             for kind, ns, fact in drained.facts:
                 self.writer.add_fact(kind, ns, fact)
+
+    def _take_python_stacks(self, ns: int) -> None:
+        self._python.follow(self._members, ns, waited_for=not all(self._open.values()))
+        for begin_ns, fact in self._python.drain():
+            self.writer.add_fact("python_stacks", begin_ns, fact)
 
     def _hold(self, stream: str, records: Records) -> None:
         if len(records):
@@ -402,6 +411,7 @@ class Recorder:
             Kind.HELD: self._on_file,
             Kind.OPEN: self._on_file,
             Kind.MMAP: self._on_mmap,
+            Kind.LISTEN: self._on_listen,
             Kind.PROCESS_EXIT: self._on_process_exit,
         }
 
@@ -420,13 +430,21 @@ class Recorder:
         self._libraries.scan(pid)
 
     def _on_fork(self, event: Any) -> None:
-        self._members.add(int(event["tgid"]))
+        tgid = int(event["tgid"])
+        self._members.add(tgid)
+        if int(event["tid"]) == tgid:
+            self._python.process_starts(tgid, forked=True)
 
     def _on_exec(self, event: Any) -> None:
         self._meet_process(int(event["tgid"]), int(event["start_ns"]))
+        self._python.process_starts(int(event["tgid"]))
+
+    def _on_listen(self, _event: Any) -> None:
+        self._python.process_listens()
 
     def _on_process_exit(self, event: Any) -> None:
         pid = int(event["tgid"])
+        self._python.process_ends(pid)
         self._members.discard(pid)
         self._met.pop(pid, None)
         self._tap.process_gone(pid, int(event["start_ns"]))
@@ -624,9 +642,10 @@ class Recorder:
             self._forget_the_dead()
 
     def _own_cost(self) -> dict[str, int]:
-        """CPU time while recording, and before it (start, imports, loading); peak memory."""
+        """CPU time while recording, py-spy's with it, and before (start, imports, loading); peak
+        memory."""
         return {
-            "cpu_ns": time.process_time_ns() - self._armed_cpu_ns,
+            "cpu_ns": time.process_time_ns() - self._armed_cpu_ns + self._python.cpu_ns,
             "arming_cpu_ns": self._armed_cpu_ns,
             "max_rss_bytes": own_peak_bytes(),
         }
@@ -647,6 +666,8 @@ class Recorder:
             self._windows.close()
         try:
             self._gpus.stop()
+            for begin_ns, fact in self._python.stop():
+                self.writer.add_fact("python_stacks", begin_ns, fact)
             self._cycle()
             self._count_requests()
             self._sample_mounts("end")
@@ -688,7 +709,7 @@ class Recorder:
         if sources["marks"].state == "ok" and not self._libraries.attached:
             sources["marks"] = _NO_MARKS
         lost = dict(zip(LOST, self.session.lost(), strict=False))
-        return [*sources.values(), self._gpus.source()], lost
+        return [*sources.values(), self._gpus.source(), self._python.source()], lost
 
 
 _NO_MARKS = Source(

@@ -27,6 +27,7 @@ from ttftprof.kernel.permission import check_permitted
 from ttftprof.kernel.session import Settings
 from ttftprof.recorder import STOP_SIGNALS, Limits, Progress, Recorder
 from ttftprof.recording import Writer
+from ttftprof.sources.python_stacks import PythonStacks
 
 UNKNOWN_CODE = 125  # of a command whose end was not told; as `timeout` and `docker run` have it
 
@@ -95,6 +96,17 @@ def target_options(command: _Command) -> _Command:
     is_flag=True,
     help="Mark every kernel launch too; costs microseconds thousands of times a second.",
 )
+@click.option(
+    "--python-stacks/--no-python-stacks",
+    default=True,
+    show_default=True,
+    help="What the server's Python code does while a request waits, by py-spy, 20 times a second.",
+)
+@click.option(
+    "--native-stacks",
+    is_flag=True,
+    help="With them the native frames, 5 times a second; each look pauses the server.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="No live line.")
 def command(
     output: Path | None,
@@ -105,6 +117,8 @@ def command(
     min_file_mb: float,
     ring_kb: int,
     gpu_launches: bool,
+    python_stacks: bool,
+    native_stacks: bool,
     quiet: bool,
     command_line: tuple[str, ...],
     **named: Any,
@@ -133,7 +147,8 @@ def command(
         )
         writer = Writer(path, overwrite=force)
         live = _LiveLine(enabled=not quiet and sys.stderr.isatty())
-        recorder = Recorder(writer, target, settings, limits, live.show, _say, gpu_launches)
+        python = PythonStacks(enabled=python_stacks, native=native_stacks)
+        recorder = Recorder(writer, target, settings, limits, live.show, _say, gpu_launches, python)
         return _record(recorder, writer, ready_file, child, live, interrupts)
     except BaseException:
         if child:
