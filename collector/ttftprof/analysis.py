@@ -8,7 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
-from ttftprof import circumstances, diagnosis, gpu, gpu_parts, phases, remote, storage
+from ttftprof import (
+    circumstances,
+    diagnosis,
+    gpu,
+    gpu_parts,
+    phases,
+    python_time,
+    remote,
+    storage,
+)
 from ttftprof.activities import merged, process_activities
 from ttftprof.circumstances import Circumstances
 from ttftprof.events import Kind, Records
@@ -138,6 +147,7 @@ def _request(
         verdict=_UNJUDGED,
         notes=(*_request_notes(timeline, served), *circumstances.notes_of(known)),
         memory=storage.memory_of(timeline, served.server),
+        python=python_time.times_of(timeline, parts, critical),
     )
     return request, known
 
@@ -189,6 +199,7 @@ def _start(timeline: Timeline, started: Started, identity: str) -> Request:
         gpu=tuple(gpu.uses_of(timeline, process.tgid, begin_ns, end_ns)),
         verdict=_UNJUDGED,
         memory=storage.memory_of(timeline, process.tgid),
+        python=python_time.times_of(timeline, parts, critical),
     )
 
 
@@ -241,6 +252,7 @@ def _judged(
         hints=gpu.hints_of(timeline, request.phases, server),
         known=known,
         memory=request.memory,
+        python=request.python,
         until="to the first token" if request.endpoint else "until it could serve",
     )
     return replace(request, verdict=diagnosis.judge(facts, _baseline(request, everyone)))

@@ -275,6 +275,58 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class PythonShare:
+    """One category of Python code in one phase, by samples. Several threads at once share one look.
+
+    `share` of the phase's looks, true within `error` (one standard error); `estimated_ns` is that
+    share of the phase's length. `packages`: whose code it was, the most frequent first.
+    """
+
+    category: str
+    samples: float
+    share: float
+    error: float
+    estimated_ns: int
+    packages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PythonStack:
+    """A stack (`module:function`, outermost first) and in how many looks it held the phase up."""
+
+    category: str
+    frames: tuple[str, ...]
+    samples: float
+
+
+@dataclass(frozen=True, slots=True)
+class PythonWait:
+    """Code (`module:function:line`) that waited: for exactly so long, it alone by a sample."""
+
+    activity: str
+    category: str
+    frame: str
+    path: str | None
+    wait_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class PythonTime:
+    """What Python code did in one phase: `samples` looks, `rate_hz` a second while it was watched.
+
+    `covered`: the part of the phase that was watched. Shares are of what was.
+    """
+
+    phase: str
+    samples: int
+    rate_hz: int
+    covered: float
+    shares: tuple[PythonShare, ...]
+    stacks: tuple[PythonStack, ...] = ()
+    waits: tuple[PythonWait, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One request a client made, with the partition of its wait.
 
@@ -302,6 +354,7 @@ class Request:
     verdict: Verdict
     notes: tuple[str, ...] = ()
     memory: MemoryUse | None = None
+    python: tuple[PythonTime, ...] = ()
 
     @property
     def ttft_ns(self) -> int | None:

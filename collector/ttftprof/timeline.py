@@ -7,6 +7,7 @@ connection with request) and concludes nothing. Times are CLOCK_MONOTONIC nanose
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -15,13 +16,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ttftprof import gpu_facts, remote
+from ttftprof import gpu_facts, python_facts, remote
 from ttftprof.connections import OwnConnections
 from ttftprof.engines.catalog import Engine, engine_named, looks_like_weights, option_of
 from ttftprof.engines.markers import SYMBOL_MARKS
 from ttftprof.errors import RecordingError
 from ttftprof.events import Kind, Records, Wait
 from ttftprof.gpu_facts import GpuFacts
+from ttftprof.python_facts import PythonFacts
 from ttftprof.recording import Facts, Source
 from ttftprof.sources.http import BEGAN_BEFORE
 from ttftprof.sources.mountstats import MountStats
@@ -204,6 +206,7 @@ class Timeline:
     gpu: GpuFacts
     counts_refaults: bool  # whether the recorder that wrote it counted what left the cache and why
     memory: Sequence[Mapping[str, Any]]  # limits of control groups, as recorded
+    python: PythonFacts
     _calls_of: dict[tuple[int, str | None], list[Call]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -306,6 +309,7 @@ def _build(reader: Facts) -> Timeline:
         counts_refaults=reader.has_field("files", "refaulted_pages"),
         memory=tuple(fact for _, fact in reader.facts("memory")),
         gpu=gpu_facts.read(reader, by_kind),
+        python=python_facts.read(reader),
     )
 
 
@@ -503,18 +507,21 @@ def _with_open_wait(own: Records, row: Any, alive: bool, end_ns: int) -> Records
 
 
 # How deep calls of one mark can nest: its names may call one another, not themselves.
-_DEPTH = {mark.row: len(mark.symbols) for mark in SYMBOL_MARKS}
+_DEPTH: Counter[str] = Counter()
+for _mark in SYMBOL_MARKS:
+    _DEPTH[_mark.name] += len(_mark.symbols)
 
 
 def _calls(by_kind: Mapping[Kind, Records], names: Mapping[int, str]) -> Iterator[Call]:
     """Pairs enters with exits by thread and mark; of nested ones the outermost is kept."""
     both = gpu_facts.engine_marks(by_kind)
-    open_calls: dict[tuple[int, int, int], list[Any]] = {}
+    open_calls: dict[tuple[int, int, str], list[Any]] = {}
     for event in both:
-        key = (int(event["tgid"]), int(event["tid"]), int(event["flags"]))
+        row = int(event["flags"])
+        key = (int(event["tgid"]), int(event["tid"]), names.get(row, f"mark {row}"))
         stack = open_calls.setdefault(key, [])
         if int(event["kind"]) == Kind.MARK_ENTER:
-            if len(stack) == _DEPTH.get(key[-1]):  # the return was lost, or thrown over
+            if len(stack) == (_DEPTH[key[-1]] or 1):  # the return was lost, or thrown over
                 yield _call(stack[0], names, FOREVER)
                 stack.clear()
             stack.append(event)

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import psutil
 
@@ -117,26 +117,30 @@ class LlamaServer:
 
     def start(self) -> None:
         """Starts the process without waiting for it."""
+        self.port = self.port or free_port(self.host)
+        with (self.log_path or Path("/dev/null")).open("ab") as log:
+            self.process = self.spawn(log)
+
+    def spawn(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        """The process, in a session of its own, so that `stop` finds all that it started."""
         if not BINARY.exists():
             raise ServerFailed("no llama-server here: run scripts/engine")
-        self.port = self.port or free_port(self.host)
         command = [str(BINARY), *self.arguments, "--host", self.host, "--port", str(self.port)]
-        with (self.log_path or Path("/dev/null")).open("ab") as log:
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Waits until /health says ok; for a single server this includes the load."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if self.process is None or self.process.poll() is not None:
-                raise ServerFailed(f"llama-server exited at its start{self._log_tail()}")
+                raise ServerFailed(f"the server exited at its start{self._log_tail()}")
             with suppress(OSError, ServerFailed, http.client.HTTPException):
                 self.call("GET", "/health", timeout_s=1)
                 return
             time.sleep(0.02)
-        raise ServerFailed(f"llama-server not ready after {timeout_s} s{self._log_tail()}")
+        raise ServerFailed(f"the server is not ready after {timeout_s} s{self._log_tail()}")
 
     def stop(self) -> None:
         """Ends the server and every process it started, by force where asking does not help."""
@@ -170,7 +174,7 @@ class LlamaServer:
             "max_tokens": max_tokens,
             "temperature": 0,
             "stream": True,
-            "cache_prompt": cache_prompt,
+            **self.own_fields(cache_prompt),
         }
         body = json.dumps(request).encode()
         connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
@@ -185,6 +189,10 @@ class LlamaServer:
             return read_reply(response, sent_ns, headers_ns)
         finally:
             connection.close()
+
+    def own_fields(self, cache_prompt: bool) -> dict[str, Any]:
+        """What this server understands in a request beyond the common fields."""
+        return {"cache_prompt": cache_prompt}
 
     def load(self, model: str) -> None:
         """Router mode: loads `model` and waits until it is there."""

@@ -373,6 +373,27 @@ class Scene:
         return request
 
 
+# thread, from, until, stack (module, function, line; outermost first)
+PythonSpans = list[tuple[int, float, float, list[tuple[str, str, int]]]]
+
+
+def python_segment(pid: int, spans: PythonSpans, rate: int = 20) -> tuple[int, dict[str, Any]]:
+    """(ns, fact) of a segment of Python stacks."""
+    frames = list(dict.fromkeys(frame for *_, stack in spans for frame in stack))
+    numbers = [tuple(frames.index(frame) for frame in stack) for *_, stack in spans]
+    stacks = list(dict.fromkeys(numbers))
+    begin = min(start for _, start, _, _ in spans)
+    rows = [
+        (tid, round((start - begin) * 1000), round((end - start) * 1000), stacks.index(number))
+        for (tid, start, end, _), number in zip(spans, numbers, strict=True)
+    ]
+    return ns(begin), {
+        "pid": pid, "end_ns": ns(max(end for _, _, end, _ in spans)), "clock_error_ns": 1,
+        "rate_hz": rate, "samples": len(rows), "errors": 0, "native": False,
+        "frames": frames, "stacks": stacks, "spans": rows,
+    }  # fmt: skip
+
+
 def _array(rows: Sequence[Mapping[str, Any]], dtype: np.dtype[Any]) -> Records:
     out = np.zeros(len(rows), dtype)
     for at, row in enumerate(rows):

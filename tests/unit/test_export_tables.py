@@ -26,7 +26,7 @@ from ttftprof.model import Report
 from ttftprof.reports import facts, markdown, otlp_json
 from ttftprof.timeline import Timeline
 from unit import report_samples as samples
-from unit.recordings import router_switch
+from unit.recordings import NEW, python_segment, router_switch
 from unit.synthetic import busy_timeline
 
 
@@ -147,6 +147,8 @@ def test_hostile_names_stay_text_in_markdown(name: str) -> None:
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_format_is_written_whole(form: str, tmp_path: Path) -> None:
     scene = router_switch().meta(clock={"realtime_offset_ns": 1_764_000_000_000_000_000})
+    seen = python_segment(NEW, [(NEW, 100, 600, [("torch/__init__.py", "<module>", 1)])])
+    scene.fact("python_stacks", *seen)
     recording, out = scene.write(tmp_path / "run.ttft"), tmp_path / "out"
     done = CliRunner().invoke(command, [str(recording), "--to", form, "-o", str(out)])
     assert done.exit_code == 0, done.output or done.exception

@@ -296,6 +296,46 @@ def test_a_load_at_or_before_its_process_is_no_start(begin: float) -> None:
 # -- a switch within one process ------------------------------------------------------------------
 
 
+def switched_inside(scene: Scene) -> Scene:
+    scene.file(B_GGUF, "/models/b.gguf").call(NEW, "context_free", 110, 120).call(
+        NEW, "model_free", 121, 150
+    )
+    scene.call(NEW, "model_load", 160, 400).opened(NEW, B_GGUF, 165).mapped(NEW, B_GGUF, 170)
+    return scene.call(NEW, "context_init", 410, 450).log(NEW, "model_loaded", 455)
+
+
+SWITCHED_INSIDE = [("evict", 110, 160, O), ("load", 160, 400, O), ("init", 400, 455, O)]
+
+
+def test_a_switch_within_a_process_that_nobody_waits_for_is_a_start() -> None:
+    scene = switched_inside(Scene().process(NEW, "python"))
+    report = scene.request(NEW, 900, token=950).report()
+    (start,) = report.starts
+    assert parts(start.phases) == SWITCHED_INSIDE
+    assert (start.outcome, start.model) == ("ok", "b.gguf")
+    assert not report.requests[0].switched
+
+
+def test_a_first_start_and_a_switch_inside_are_two_starts() -> None:
+    scene = Scene().forked(NEW, 1).executed(NEW, 2, comm="python").file(A_GGUF, "/models/a.gguf")
+    scene.call(NEW, "model_load", 20, 60).opened(NEW, A_GGUF, 21).mapped(NEW, A_GGUF, 22)
+    scene.call(NEW, "context_init", 61, 70).log(NEW, "model_loaded", 75)
+    first, second = switched_inside(scene).report().starts
+    assert parts(first.phases) == [
+        ("launch", 2, 20, O), ("load", 20, 60, O), ("init", 60, 75, O)
+    ]  # fmt: skip
+    assert parts(second.phases) == SWITCHED_INSIDE
+    assert (first.model, second.model) == ("a.gguf", "b.gguf")
+
+
+def test_the_memory_fit_pass_is_no_switch() -> None:
+    """It frees what it has loaded before anybody could be served."""
+    scene = Scene().forked(NEW, 1).executed(NEW, 2).file(A_GGUF)
+    scene.call(NEW, "model_load", 20, 60).call(NEW, "context_init", 61, 70)
+    (start,) = switched_inside(scene).report().starts
+    assert parts(start.phases)[0] == ("launch", 2, 160, O)
+
+
 def in_process(*, frees: bool = True, answered_before: bool = False) -> Scene:
     """The process has model A, and loads B with the request in hand."""
     scene = Scene().process(NEW, "server").file(A_GGUF, size_bytes=400 * MIB).file(B_GGUF)
@@ -362,6 +402,24 @@ def test_a_resident_model() -> None:
         ("queue", 100, 102, O), ("prefill", 102, 150, O), ("first_decode", 150, 161, O),
     )  # fmt: skip
     assert not request.switched
+
+
+@pytest.mark.parametrize(
+    ("timings", "streamed", "end"),
+    [
+        ({}, True, 150),
+        ({"prompt_ms": 29.5}, True, 140),
+        ({}, False, 140),
+        ({"prompt_ms": 45}, 1, 150),
+    ],
+)
+def test_calls_that_do_not_count_their_tokens(
+    timings: dict[str, float], streamed: bool, end: float
+) -> None:
+    scene = Scene().process(NEW, "server").file(A_GGUF).held(NEW, A_GGUF)
+    scene.request(NEW, 100, token=160, timings=timings, streamed=streamed)
+    scene.call(NEW, "decode", 110, 140).call(NEW, "decode", 141, 150).call(NEW, "decode", 151, 170)
+    assert ("first_decode", end, 160, O) in parts(scene.only_request().phases)
 
 
 @pytest.mark.parametrize(

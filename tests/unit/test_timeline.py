@@ -203,6 +203,14 @@ def test_of_nested_calls_the_outermost_is_kept() -> None:
     assert calls(scene) == [("model_load", 10, 90, 0)]
 
 
+def test_rows_of_one_name_nest_too() -> None:
+    """llama_decode counts its tokens, what it calls in turn does not."""
+    scene = Scene().event(Kind.MARK_ENTER, 10, PID, flags=3, a=38)
+    scene.event(Kind.MARK_ENTER, 11, PID, flags=7).event(Kind.MARK_EXIT, 20, PID, flags=7)
+    scene.event(Kind.MARK_EXIT, 21, PID, flags=3)
+    assert calls(scene) == [("decode", 10, 21, 38)]
+
+
 def test_calls_of_other_threads_and_names_do_not_nest() -> None:
     scene = Scene().call(PID, "decode", 10, 30).call(PID, "decode", 15, 25, tid=71)
     scene.call(PID, "encode", 16, 20)

@@ -19,6 +19,7 @@ FORMATS = (
     "chrome",
     "speedscope",
     "folded",
+    "python-folded",
     "csv",
     "parquet",
     "otlp-json",
@@ -52,7 +53,8 @@ def command(file: Path, form: str, target: Path) -> None:
     """Write a recording in the format of another tool.
 
     perfetto, chrome: tracks of requests with their phases, of threads and of requests to storage.
-    speedscope, folded: phases and activities as stacks. csv, parquet: every fact as a row.
+    speedscope, folded: phases and activities as stacks. python-folded: phases, categories and
+    frames of Python code, as far as samples tell. csv, parquet: every fact as a row.
     otlp-json: OpenTelemetry spans, a trace a request. markdown: a summary.
     """
     report, timeline = _read(file)
@@ -93,7 +95,7 @@ def _write_binary(form: str, report: Report, timeline: Timeline, out: BinaryIO) 
 
 
 def _write_text(form: str, report: Report, timeline: Timeline, out: TextIO) -> None:
-    from ttftprof.reports import chrome, facts, folded, markdown, otlp_json, speedscope
+    from ttftprof.reports import chrome, facts, folded, markdown, otlp_json, python, speedscope
 
     if form == "chrome":
         chrome.write(report, timeline, out)
@@ -101,6 +103,8 @@ def _write_text(form: str, report: Report, timeline: Timeline, out: TextIO) -> N
         speedscope.write(report, out)
     elif form == "folded":
         folded.write(report, timeline, out)
+    elif form == "python-folded":
+        python.write_folded(report, out)
     elif form == "csv":
         facts.write_csv(report, timeline, out)
     elif form == "otlp-json":

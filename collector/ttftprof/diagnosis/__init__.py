@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ttftprof.diagnosis.phase_rules import LEADING_RULES, PHASE_RULES
+from ttftprof.diagnosis.python_rules import PYTHON_RULES
 from ttftprof.diagnosis.rules import Blamed, Facts, Rule, seconds
 from ttftprof.diagnosis.storage_rules import ACQUITTALS, STORAGE_RULES
 from ttftprof.model import CONFIDENCES, Phase, Request, Verdict
@@ -26,7 +27,13 @@ __all__ = [
 ]
 
 # All that apply add to the verdict, in this order: the first action is the first rule's.
-RULES: tuple[Rule, ...] = (*LEADING_RULES, *STORAGE_RULES, *PHASE_RULES, *ACQUITTALS)
+RULES: tuple[Rule, ...] = (
+    *LEADING_RULES,
+    *STORAGE_RULES,
+    *PYTHON_RULES,
+    *PHASE_RULES,
+    *ACQUITTALS,
+)
 
 # Growth that counts: more than this share of the baseline's TTFT and than this time.
 NOISE_SHARE = 0.10

@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 
 from ttftprof.circumstances import Circumstances
 from ttftprof.gpu import Hint
-from ttftprof.model import Action, Activity, Evidence, FileUse, MemoryUse, MountUse, Phase
+from ttftprof.model import (
+    Action,
+    Activity,
+    Evidence,
+    FileUse,
+    MemoryUse,
+    MountUse,
+    Phase,
+    PythonTime,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +40,7 @@ class Facts:
     outcome: str
     until: str = "to the first token"
     hints: Sequence[Hint] = ()
+    python: Sequence[PythonTime] = ()
     known: Circumstances = field(default_factory=Circumstances)
     memory: MemoryUse | None = None
 

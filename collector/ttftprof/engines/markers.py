@@ -16,7 +16,7 @@ COOKIE_STACK_INT = 0x10000  # marks.bpf.c: keep the first field of a struct pass
 @dataclass(frozen=True, slots=True)
 class SymbolMark:
     """One call to mark. `row` is its id in the recording; names are tried in order, all found are
-    probed (an old and a new name never both do the work)."""
+    probed (an old and a new name never both do the work). Rows of one name may call one another."""
 
     row: int
     name: str
@@ -45,6 +45,10 @@ SYMBOL_MARKS: tuple[SymbolMark, ...] = (
     SymbolMark(4, "encode", ("llama_encode",), stack_int=True),
     SymbolMark(5, "model_free", ("llama_model_free", "llama_free_model")),
     SymbolMark(6, "context_free", ("llama_free",)),
+    # What llama_decode and, since 2026, llama_process come down to; a server that is linked into
+    # one library calls these alone. How many tokens is inside a C++ vector: not read.
+    SymbolMark(7, "decode", ("_ZN13llama_context6decodeERK15llama_batch_ext",)),
+    SymbolMark(8, "encode", ("_ZN13llama_context6encodeERK15llama_batch_ext",)),
 )
 MARK_NAMES = {mark.row: mark.name for mark in SYMBOL_MARKS}
 

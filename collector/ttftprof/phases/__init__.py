@@ -159,6 +159,10 @@ def _evict_inside(
     freed = frees(timeline, served, load_begin.ns)
     first_ns = min((c.start_ns for c in freed), default=load_begin.ns)
     cutter.until("queue", blocked_until(served, everyone, first_ns))
+    if not freed and served.server in timeline.python and not timeline.calls_of(served.server):
+        unmarked = Evidence("analysis", "what this server does before a load is in no marked call")
+        cutter.until("launch", Edge(load_begin.ns, INFERRED, unmarked))
+        return
     if not freed:
         unseen = Evidence("analysis", "nothing shows how the old model made room")
         cutter.until("unexplained", Edge(load_begin.ns, INFERRED, unseen))

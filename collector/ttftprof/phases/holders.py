@@ -38,16 +38,23 @@ def loaders(timeline: Timeline) -> set[int]:
 
 
 def weights_of(
-    timeline: Timeline, process: Process, load: Call | None, before_ns: int
+    timeline: Timeline,
+    process: Process,
+    load: Call | None,
+    before_ns: int,
+    since_ns: int | None = None,
 ) -> tuple[FileFacts, ...]:
-    """The weights a process took up, the biggest first: those of its load if that is known.
+    """The weights a process took up, the biggest first: those of its load if that is known, those
+    used from `since_ns` on if that is given.
 
     The biggest file says what the model is (any big file but a library, if none looks like
     weights); its shards belong to it.
     """
-    inside = (
-        files_used(timeline, process, load.start_ns, min(load.end_ns, before_ns)) if load else []
-    )
+    inside: list[FileFacts] = []
+    if load is not None:
+        inside = files_used(timeline, process, load.start_ns, min(load.end_ns, before_ns))
+    elif since_ns is not None:
+        inside = files_used(timeline, process, since_ns, before_ns)
     files = [f for f in inside if f.is_weights]
     files = files or files_used(timeline, process, process.start_ns, before_ns)
     named = [f for f in files if f.is_weights]

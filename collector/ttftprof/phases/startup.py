@@ -11,7 +11,8 @@ import numpy as np
 from ttftprof.events import Kind, MmapFlag, Records
 from ttftprof.model import Evidence
 from ttftprof.phases.edges import INFERRED, OBSERVED, Edge
-from ttftprof.phases.holders import on_files, weights_of
+from ttftprof.phases.holders import files_used, on_files, weights_of
+from ttftprof.phases.python_edges import began_to_run, load_ended
 from ttftprof.phases.served import Served, ancestors
 from ttftprof.timeline import FOREVER, Call, Exchange, FileFacts, Process, Timeline
 
@@ -44,14 +45,24 @@ def start_up(timeline: Timeline, served: Served) -> StartUp | None:
     process = timeline.process_at(served.server, at_ns)
     if process is None:
         return None
+    in_hand_ns = _weights_taken_up_in_hand(timeline, served, process)
+    if in_hand_ns is not None:
+        return start_up_of(timeline, process, served.last_ns, in_hand_ns)
     return start_up_of(timeline, process, _work_begins(timeline, served, process))
 
 
-def start_up_of(timeline: Timeline, process: Process, before_ns: int) -> StartUp:
-    """How a process came to serve what it loaded last before a moment."""
+def start_up_of(
+    timeline: Timeline, process: Process, before_ns: int, in_hand_ns: int | None = None
+) -> StartUp:
+    """How a process came to serve what it loaded last before a moment.
+
+    `in_hand_ns`: when it took the request with which in hand it took up the weights.
+    """
     load = _weights_call(timeline, process, before_ns)
-    shards = weights_of(timeline, process, load, before_ns)
+    shards = weights_of(timeline, process, load, before_ns, in_hand_ns)
     load_begin, load_end = _load_edges(timeline, process, load, shards, before_ns)
+    if in_hand_ns is not None and load_begin is not None:
+        load_end = load_ended(timeline, process, load_begin.ns, before_ns) or load_end
     began = None
     if process.exec_ns is not None:
         began = Edge(
@@ -60,7 +71,22 @@ def start_up_of(timeline: Timeline, process: Process, before_ns: int) -> StartUp
             Evidence("process", f"pid {process.tgid} was executed", process.tgid, "pid"),
         )
     ready = _ready(timeline, process, load_end or load_begin or began, before_ns)
+    if in_hand_ns is not None and load_end is not None:
+        ready = began_to_run(timeline, process, load_end.ns, before_ns) or ready
     return StartUp(process, began, load_begin, load_end, ready, shards)
+
+
+def _weights_taken_up_in_hand(timeline: Timeline, served: Served, process: Process) -> int | None:
+    """When a server without marked calls took the request for which it first mapped or read a file
+    of weights; None if it did not."""
+    if served.back is not None or served.worker is not None or timeline.calls_of(served.server):
+        return None
+    taken = taken_ns(timeline, served.front)
+    used = files_used(timeline, process, taken, served.last_ns)
+    touched = (
+        _first_touch(timeline, process, file, served.last_ns) for file in used if file.is_weights
+    )
+    return taken if any(edge is not None and edge.ns >= taken for edge in touched) else None
 
 
 def _work_begins(timeline: Timeline, served: Served, process: Process) -> int:

@@ -119,6 +119,8 @@ def _prefill_end(timeline: Timeline, served: Served, begin_ns: int) -> Edge | No
 def _last_prompt_decode(timeline: Timeline, decodes: Sequence[Call], mine: Exchange) -> Edge:
     """The call that processed the last prompt token: counted if the number is known, else the last
     call with more than one token. Of answers in the same batch, each call has a token too."""
+    if not any(call.value for call in decodes):
+        return _last_uncounted(decodes, mine)
     wanted = None
     if mine.prompt_tokens is not None:
         wanted = mine.prompt_tokens - (mine.cached_tokens or 0)
@@ -134,6 +136,22 @@ def _last_prompt_decode(timeline: Timeline, decodes: Sequence[Call], mine: Excha
         chosen.end_ns,
         OBSERVED,
         Evidence("call", "llama_decode returned with the last prompt token", wanted, "tokens"),
+    )
+
+
+def _last_uncounted(decodes: Sequence[Call], mine: Exchange) -> Edge:
+    """Where calls do not tell their tokens: the one that ended when the server's own figure says,
+    else the last before a streamed first token, which the next call made a second one of."""
+    prompt_ms = mine.timings.get("prompt_ms")
+    if prompt_ms:
+        wanted_ns = decodes[0].start_ns + prompt_ms * 1e6
+        chosen = min(decodes, key=lambda c: abs(c.end_ns - wanted_ns))
+    else:
+        chosen = decodes[-1] if mine.streamed else decodes[0]
+    return Edge(
+        chosen.end_ns,
+        OBSERVED,
+        Evidence("call", "the last call for the prompt returned", decodes.index(chosen) + 1, "th"),
     )
 
 

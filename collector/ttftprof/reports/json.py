@@ -101,6 +101,7 @@ def _request(request: Request) -> dict[str, Any]:
         "verdict": asdict(request.verdict),
         "notes": request.notes,
         "memory": asdict(request.memory) if request.memory else None,
+        "python": [asdict(time) for time in request.python],
     }
 
 

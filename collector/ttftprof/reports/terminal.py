@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ttftprof.model import Action, FileUse, Report, Request, Verdict
-from ttftprof.reports import scale, tables, words
+from ttftprof.reports import python, scale, tables, words
 from ttftprof.reports.flame import Layout, flame
 from ttftprof.reports.overview import Asked, legend, overview
 from ttftprof.reports.safe import clip_middle, plain
@@ -222,6 +222,8 @@ def _print_request(page: Page, report: Report, request: Request, everything: boo
         page.add(*tables.phase_activity(request, page.width, page.colour))
         _print_inferred(page, request)
         _print_parts(page, request)
+        for line in python.lines(request):
+            page.add_text(f"  {line}", _DIM)
     else:
         page.add_text("no time passed that could be split", indent=2)
     _print_files(page, request.files, everything)
