@@ -59,7 +59,7 @@ def kept(plan: Plan, make: Make) -> list[Kept]:
 def stored(folder: Path, plan: Plan, make: Make, leave: int = 0) -> Path:
     """The same as a folder, with the last `leave` runs still to be made."""
     slots = slots_of(plan)
-    with Store.create(folder, plan.as_json(), slots) as store:
+    with Store.create(folder, plan.public(), plan.digest(), slots) as store:
         for slot in slots[: len(slots) - leave]:
             store.end(slot, store.begin(slot), make(slot))
     return folder

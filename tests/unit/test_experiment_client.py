@@ -241,16 +241,11 @@ def test_pieces_of_one_byte_are_put_together() -> None:
 
 
 def test_fields_of_the_request_can_be_set() -> None:
-    seen: list[bytes] = []
-
-    def serve(sock: socket.socket) -> None:
-        well(sock)
-
-    listener_ask = Ask("m", "hi", 3, "ollama", {"options.num_ctx": 512, "keep_alive": "1h"})
-    with serving(serve) as address:
-        ask([listener_ask], address, QUICK)
-    seen.append(listener_ask.encode("h", 1))
-    body = json.loads(seen[0].partition(b"\r\n\r\n")[2])
+    request = Ask("m", "hi", 3, "ollama", {"options.num_ctx": 512, "keep_alive": "1h"}, "k1")
+    head, _, body_bytes = request.encode("h", 1).partition(b"\r\n\r\n")
+    body = json.loads(body_bytes)
+    assert b"Authorization: Bearer k1" in head
+    assert "k1" not in repr(request)
     assert body["options"] == {"num_predict": 3, "temperature": 0, "num_ctx": 512}
     assert body["keep_alive"] == "1h"
 

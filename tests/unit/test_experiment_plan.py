@@ -49,7 +49,7 @@ def test_little_is_needed() -> None:
 
 def test_a_plan_survives_being_stored() -> None:
     made = plan(EXAMPLE)
-    assert plan_from_json(json.loads(json.dumps(made.as_json()))) == made
+    assert plan_from_json(json.loads(json.dumps(made.public()))) == made
 
 
 @pytest.mark.parametrize(
@@ -63,13 +63,13 @@ def test_a_plan_survives_being_stored() -> None:
         (('api = "auto"', 'api = "tgi"'), 17, "choose from auto, openai, ollama"),
         (("http://127.0.0.1:8080", "https://x"), 15, "what is encrypted cannot be recorded"),
         (('["small", "large"]', '["small", "small"]'), 16, "names something twice"),
-        (("max_tokens = 8", "max_token = 8"), 26, "is not known; workload has prompt_tokens"),
-        (("readahead = [128, 1024]", 'readahead = ["128k", "1M"]'), 33, "give KiB"),
-        (("readahead = [128, 1024]", "readahead = [128]"), 33, "give at least 2"),
-        (("readahead = [128, 1024]", "ctx = [128, 256]"), 33, "give server.command"),
-        (('"readahead=1024"', '"readahead=4096"'), 37, "this plan has readahead=1024"),
-        (('direction = "lower"', 'direction = "down"'), 40, "choose from lower, higher"),
-        (('at_least = "10%"', 'at_least = "much"'), 41, 'give a share such as "15%"'),
+        (("max_tokens = 8", "max_token = 8"), 27, "is not known; workload has prompt_tokens"),
+        (("readahead = [128, 1024]", 'readahead = ["128k", "1M"]'), 34, "give KiB"),
+        (("readahead = [128, 1024]", "readahead = [128]"), 34, "give at least 2"),
+        (("readahead = [128, 1024]", "ctx = [128, 256]"), 34, "give server.command"),
+        (('"readahead=1024"', '"readahead=4096"'), 38, "this plan has readahead=1024"),
+        (('direction = "lower"', 'direction = "down"'), 41, "choose from lower, higher"),
+        (('at_least = "10%"', 'at_least = "much"'), 42, 'give a share such as "15%"'),
     ],
 )
 def test_a_fault_is_told_with_its_line(change: tuple[str, str], line: int, says: str) -> None:
@@ -135,3 +135,25 @@ def test_runs_that_share_a_server_stay_together() -> None:
         variants = [s.variant for s in slots if s.block == block]
         changes = sum(a != b for a, b in pairwise(variants))
         assert changes == 2
+
+
+def test_without_recording_files_must_be_named() -> None:
+    text = MINIMAL + "[experiment]\nrecord = false\nscenarios = ['cold-switch', 'resident']\n"
+    assert "name them in server.files" in faults(text)
+    files = "files = { a = '/a.gguf' }\n[experiment]"
+    assert not plan(text.replace("[experiment]", files)).record
+
+
+def test_secrets_of_a_plan_are_not_written_down() -> None:
+    secret = "sk-verysecret"
+    made = plan(
+        MINIMAL
+        + f"command = ['llama-server', '--api-key', '{secret}', '--port', '8080']\n"
+        + f"env = {{ HF_TOKEN = '{secret}' }}\n"
+    )
+    written = json.dumps(made.public())
+    assert secret not in written
+    assert "--port" in written
+    other = MINIMAL + "command = ['llama-server', '--api-key', 'sk-other', '--port', '8080']\n"
+    assert plan(other).public()["server"]["command"] == made.public()["server"]["command"]
+    assert plan(other).digest() != made.digest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -118,7 +119,7 @@ def test_ctrl_c_ends_it_with_what_there_is(truth: Truth, tmp_path: Path) -> None
 
 
 def test_a_run_is_kept_once(tmp_path: Path) -> None:
-    with Store.create(tmp_path / "x", PLAN, SLOTS) as store:
+    with Store.create(tmp_path / "x", PLAN, "1", SLOTS) as store:
         attempt = store.begin(SLOTS[0])
         store.end(SLOTS[0], attempt, {"outcome": "ok"})
         assert [slot.run for slot in store.left()] == [2, 3]
@@ -130,17 +131,17 @@ def test_a_run_is_kept_once(tmp_path: Path) -> None:
 
 def test_two_cannot_write_at_once(tmp_path: Path) -> None:
     with (
-        Store.create(tmp_path / "x", PLAN, SLOTS),
+        Store.create(tmp_path / "x", PLAN, "1", SLOTS),
         pytest.raises(OutputError, match="another ttftprof bench"),
     ):
-        Store.resume(tmp_path / "x", PLAN)
+        Store.resume(tmp_path / "x", PLAN, "1")
 
 
 def test_another_plan_is_refused(tmp_path: Path) -> None:
-    Store.create(tmp_path / "x", PLAN, SLOTS).close()
+    Store.create(tmp_path / "x", PLAN, "1", SLOTS).close()
     with pytest.raises(UsageError, match="another plan \\(other: runs\\)"):
-        Store.resume(tmp_path / "x", {**PLAN, "runs": 4})
-    Store.resume(tmp_path / "x", PLAN).close()
+        Store.resume(tmp_path / "x", {**PLAN, "runs": 4}, "2")
+    Store.resume(tmp_path / "x", PLAN, "1").close()
 
 
 def test_a_folder_that_is_no_experiment_is_refused(tmp_path: Path) -> None:
@@ -149,3 +150,34 @@ def test_a_folder_that_is_no_experiment_is_refused(tmp_path: Path) -> None:
     (tmp_path / "experiment.sqlite").write_bytes(b"not a database at all, but long enough" * 40)
     with pytest.raises(RecordingError):
         Store.read(tmp_path)
+
+
+def told(folder: Path, plan: str) -> str:
+    """What a bench that cannot run says; it ends at once and leaves nothing."""
+    path = folder / "plan.toml"
+    path.write_text(plan)
+    process = bench(folder, path)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 3, errors
+    assert "next: " in errors
+    return errors
+
+
+def test_a_server_that_ends_at_its_start_is_told_with_its_last_words(
+    truth: Truth, tmp_path: Path
+) -> None:
+    plan = truth.plan("scenarios = ['resident']").replace("--config", "--konfig")
+    errors = told(tmp_path, plan)
+    assert "the server ended at its start: " in errors
+    assert "--config" in errors  # argparse: the following arguments are required
+
+
+def test_a_port_that_is_taken_is_not_measured(truth: Truth, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", truth.config.port)):
+        assert "answers at" in told(tmp_path, truth.plan("scenarios = ['resident']"))
+
+
+def test_an_unknown_model_is_told_before_any_run(truth: Truth, tmp_path: Path) -> None:
+    plan = truth.plan("scenarios = ['resident']").replace("['a', 'b']", "['a', 'z']")
+    assert "has no model 'z'" in told(tmp_path, plan)
+    assert servers_of(truth) == []

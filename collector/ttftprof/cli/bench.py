@@ -200,9 +200,9 @@ def _run(plan: Plan, folder: Path, fresh: bool, quiet: bool) -> None:
     if fresh and folder.exists():
         folder.rename(_aside(folder))
     if Store.exists(folder):
-        store = Store.resume(folder, plan.as_json())
+        store = Store.resume(folder, plan.public(), plan.digest())
     else:
-        store = Store.create(folder, plan.as_json(), slots_of(plan))
+        store = Store.create(folder, plan.public(), plan.digest(), slots_of(plan))
     with store, watcher(store, quiet) as progress:
         try:
             carry_out(plan, store, progress)

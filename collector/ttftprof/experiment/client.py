@@ -47,13 +47,14 @@ _UNREADABLE = {UNREADABLE_EVENT, LONG_LINE}
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request. `extra`: fields of the body, which win over ours."""
+    """One request. `extra`: fields of the body, which win over ours. `key`: sent as a bearer's."""
 
     model: str
     prompt: str = field(repr=False)
     max_tokens: int
     api: str = "openai"
     extra: Mapping[str, Any] = field(default_factory=dict)
+    key: str = field(default="", repr=False)
 
     def encode(self, host: str, port: int, base_path: str = "") -> bytes:
         messages = [{"role": "user", "content": self.prompt}]
@@ -78,6 +79,7 @@ class Ask:
             "Accept: text/event-stream, application/x-ndjson, application/json",
             "Connection: close",
             f"Content-Length: {len(data)}",
+            *([f"Authorization: Bearer {self.key}"] if self.key else []),
         )
         return ("\r\n".join(lines) + "\r\n\r\n").encode() + data
 

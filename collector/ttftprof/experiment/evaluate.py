@@ -94,7 +94,7 @@ def _played(findings: Findings, traffic: Sequence[Path]) -> list[Outcome]:
 
 
 def plan_from_json(raw: Mapping[str, Any]) -> Plan:
-    """The plan that `Plan.as_json` gave."""
+    """The plan that `Plan.public` gave."""
     values = dict(raw)
     values["server"] = Server(**_tuples(raw["server"]))
     values["workload"] = Workload(**_tuples(raw["workload"]))

@@ -6,6 +6,8 @@ anything else is a `PlanError` that names every fault with its line and field, a
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import re
 import shlex
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from ttftprof.command_line import HIDDEN, public_argv
 from ttftprof.errors import UsageError
 from ttftprof.experiment.scenarios import SCENARIOS, Scenario
 from ttftprof.model import PHASES
@@ -173,6 +176,7 @@ class Server:
     restarts one that runs by itself. `record`: options of `ttftprof record` that name the server;
     by default the process that listens on the address's port. `files`: each model's weights; those
     not named are found by watching the model being loaded once. `stderr_to`: the server's own log.
+    `api_key_env`: the environment variable that holds its key.
     """
 
     url: str = _is(_url)
@@ -184,6 +188,7 @@ class Server:
     restart: tuple[str, ...] = _is(_words, ())
     env: Mapping[str, str] = _is(_text_by_name, {})
     record: tuple[str, ...] = _is(_words, ())
+    api_key_env: str = _is(_text, "")
     ready_timeout_s: float = _is(_seconds(1), 120.0)
     stderr_to: str = _is(_text, "")
 
@@ -278,8 +283,19 @@ class Plan:
                 found.append(SCENARIOS[name])
         return tuple(found)
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+    def public(self) -> dict[str, Any]:
+        """What may be written down: without what could be a secret in commands and environment."""
+        found = asdict(self)
+        server = found["server"]
+        for name in ("command", "restart", "record"):
+            server[name] = public_argv(["", *server[name]])[1:] if server[name] else []
+        server["env"] = dict.fromkeys(server["env"], HIDDEN)
+        return found
+
+    def digest(self) -> str:
+        """Tells whether two plans are the same, secrets included."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 # -- reading --------------------------------------------------------------------------------------
@@ -446,6 +462,14 @@ def _contradictions(plan: Plan) -> Iterator[Fault]:
     for name in server.files:
         if name not in server.models:
             yield ("server", "files"), f"names {name!r}, which is not one of models"
+    if not plan.record and not server.files:
+        for scenario in plan.chosen() if _all_known(plan) else ():
+            if scenario.cache != "any" and not scenario.is_failure:
+                yield (
+                    ("experiment", "scenarios"),
+                    f"has {scenario.name}, whose files are not known unless a load is recorded: "
+                    "name them in server.files",
+                )
     if server.command and server.restart:
         yield ("server", "restart"), "and server.command both start the server: give one"
     if not 0 < plan.alpha < 0.5:
@@ -565,6 +589,7 @@ api = "auto"                  # openai, ollama
 # restart = ["systemctl", "restart", "llama"]
 # record = ["--unit", "llama"]        # default: who listens on the port
 # files = { small = "/models/small.gguf" }   # default: seen while it is loaded
+# api_key_env = "LLM_KEY"             # the variable that holds the server's key
 
 [workload]
 prompt_tokens = 34

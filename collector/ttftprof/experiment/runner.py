@@ -20,7 +20,8 @@ from statistics import median
 from typing import Any
 
 from ttftprof.clock import NS_PER_S, now_ns
-from ttftprof.errors import TargetError, TtftprofError
+from ttftprof.command_line import public_argv
+from ttftprof.errors import TargetError, TtftprofError, UsageError
 from ttftprof.experiment import state
 from ttftprof.experiment.client import Answer, Ask, Limits, ask, filler, wait_for_server
 from ttftprof.experiment.digest import digest, weights_of
@@ -34,6 +35,7 @@ from ttftprof.experiment.plan import (
     READAHEAD,
     REQUEST_PREFIX,
     Plan,
+    Server,
     Variant,
     variants_of,
 )
@@ -41,11 +43,12 @@ from ttftprof.experiment.scenarios import Scenario
 from ttftprof.experiment.schedule import needs_restart
 from ttftprof.experiment.state import Check, ServerApi
 from ttftprof.experiment.store import Slot, Store
-from ttftprof.sources.processes import descendants, read_process
+from ttftprof.sources.processes import descendants, is_alive, read_process
 from ttftprof.target import by_port
 
 _SETTLE_S = 0.1  # after arming; after the last answer, for its last bytes
 _RETRY_S = 0.02
+_LOOK_AGAIN_S = 0.3  # whether a server that is awaited still lives
 _TELLING_REST_S = 0.2
 _MAX_CHUNKS = 2_000  # of an answer, whose stamps are kept
 _UNKNOWN_MODEL = "ttftprof-no-such-model"
@@ -144,12 +147,15 @@ class _Session:
         self._watcher = watcher
         self._server = plan.server
         self._keeper: Keeper | None = None
-        self._api = ServerApi(plan.server.address, plan.server.base_path)
+        self._key = _key_of(plan.server)
+        self._api = ServerApi(plan.server.address, plan.server.base_path, self._key)
         self._api_name = plan.server.api
         self._gpu = state.GpuMemory()
         self._scenarios = {scenario.name: scenario for scenario in plan.chosen()}
         self._variants = {variant.name: variant for variant in variants_of(plan)}
+        self._base = next(iter(self._variants.values()))
         self._variant: Variant | None = None
+        self._log_path = Path(plan.server.stderr_to or store.folder / "server.log")
         self._files: dict[str, tuple[str, ...]] = {}
         self._asked = 0
         self.interrupted = False
@@ -164,9 +170,13 @@ class _Session:
     def open(self) -> None:
         self._restore()  # what an interrupted sitting left changed
         if self._server.command:
-            log = Path(self._server.stderr_to or self._store.folder / "server.log")
-            self._keeper = Keeper(log)
-        base = next(iter(self._variants.values()))
+            if wait_for_server(self._server.address, 0.05):
+                raise TargetError(
+                    f"something answers at {self._server.url} already",
+                    "end it, or leave out server.command to measure it as it runs",
+                )
+            self._keeper = Keeper(self._log_path)
+        base = self._base
         self._start_server(base)
         self._api.recognise()
         if self._api_name == "auto":
@@ -205,13 +215,30 @@ class _Session:
         self._await_server()
 
     def _await_server(self) -> None:
-        if not wait_for_server(self._server.address, self._server.ready_timeout_s):
-            raise TargetError(
-                f"nothing answers at {self._server.url}",
-                f"see {self._store.folder / 'server.log'}"
-                if self._keeper
-                else "start the server, or give server.command so that bench starts it",
-            )
+        """Until it accepts connections; one of ours that has ended will not."""
+        until = time.monotonic() + self._server.ready_timeout_s
+        while not wait_for_server(self._server.address, _LOOK_AGAIN_S):
+            own = self._keeper.server_pid if self._keeper is not None else None
+            if own is not None and not is_alive(own):
+                raise TargetError(
+                    f"the server ended at its start: {self._last_words()}",
+                    f"see {self._log_path}; the command was: "
+                    + " ".join(public_argv(self._command(self._variant or self._base))),
+                )
+            if time.monotonic() > until:
+                raise TargetError(
+                    f"nothing answers at {self._server.url}",
+                    f"see {self._log_path}"
+                    if own is not None
+                    else "start the server, or give server.command so that bench starts it",
+                )
+
+    def _last_words(self) -> str:
+        """The last line of its log that says anything."""
+        with suppress(OSError):
+            lines = self._log_path.read_text(errors="replace").splitlines()
+            return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "")
+        return "it left no log"
 
     def _command(self, variant: Variant) -> list[str]:
         settings = variant.settings
@@ -292,7 +319,7 @@ class _Session:
         self._watcher.say("looking which files each model is loaded from")
         path = self._store.folder / "runs" / "survey.ttft"
         if self._keeper is not None:
-            self._start_server(self._variant or next(iter(self._variants.values())))
+            self._start_server(self._variant or self._base)
         recorder = RunRecorder(path, self._target(), self._log("recorder.log"), 600)
         armed = recorder.wait_armed()
         if armed:
@@ -346,6 +373,7 @@ class _Session:
                 max_tokens or work.max_tokens,
                 self._api_name,
                 self._extra(),
+                self._key,
             )
             for n in range(streams)
         ]
@@ -650,6 +678,19 @@ def _typed(value: str) -> Any:
         with suppress(ValueError):
             return kind(value)
     return value
+
+
+def _key_of(server: Server) -> str:
+    """The server's key, from where the plan says; it is sent, and kept nowhere."""
+    if not server.api_key_env:
+        return ""
+    key = os.environ.get(server.api_key_env, "")
+    if not key or not key.isprintable():
+        raise UsageError(
+            f"server.api_key_env names {server.api_key_env}, which is not set",
+            f"set it (under sudo: sudo --preserve-env={server.api_key_env} ttftprof bench …)",
+        )
+    return key
 
 
 def _is_among(model: str, named: Sequence[str]) -> bool:

@@ -191,9 +191,10 @@ class ServerApi:
     `kind`: llama-router, ollama, llama-swap, or plain (nothing beyond answering).
     """
 
-    def __init__(self, address: tuple[str, int], base_path: str = "") -> None:
+    def __init__(self, address: tuple[str, int], base_path: str = "", key: str = "") -> None:
         self._address = address
         self._base = base_path
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.kind = "plain"
         self.version = ""
 
@@ -273,7 +274,9 @@ class ServerApi:
         """The JSON of an answer; None for anything else. Never raises for what the server does."""
         connection = http.client.HTTPConnection(*self._address, timeout=_HTTP_TIMEOUT_S)
         try:
-            headers = {"Content-Type": "application/json"} if body is not None else {}
+            headers = dict(self._headers)
+            if body is not None:
+                headers["Content-Type"] = "application/json"
             connection.request(method, self._base + path, body, headers)
             response = connection.getresponse()
             text = response.read(1 << 22)

@@ -75,8 +75,11 @@ class Store:
         return (folder / _FILE).exists()
 
     @classmethod
-    def create(cls, folder: Path, plan: Mapping[str, Any], slots: Iterable[Slot]) -> Self:
-        """A new experiment. The file takes its name once the schedule is in it."""
+    def create(
+        cls, folder: Path, plan: Mapping[str, Any], digest: str, slots: Iterable[Slot]
+    ) -> Self:
+        """A new experiment. The file takes its name once the schedule is in it. `plan` holds what
+        may be written down, `digest` tells the whole of it."""
         try:
             (folder / _RUNS).mkdir(parents=True, exist_ok=True)
             lock = _locked(folder)
@@ -93,6 +96,7 @@ class Store:
             db.executescript(_SCHEMA)
             db.execute("BEGIN")
             db.execute("INSERT INTO meta VALUES('plan', ?)", (json.dumps(plan),))
+            db.execute("INSERT INTO meta VALUES('digest', ?)", (json.dumps(digest),))
             db.executemany(
                 "INSERT INTO schedule VALUES(:run, :block, :scenario, :variant, :warmup)",
                 map(asdict, slots),
@@ -103,15 +107,16 @@ class Store:
             return cls(folder, _opened(folder, writable=True), lock)
 
     @classmethod
-    def resume(cls, folder: Path, plan: Mapping[str, Any]) -> Self:
+    def resume(cls, folder: Path, plan: Mapping[str, Any], digest: str) -> Self:
         """The experiment that the folder holds, if its plan is this one."""
         lock = _locked(folder)
         store = cls(folder, _opened(folder, writable=True), lock)
-        if store.plan != json.loads(json.dumps(plan)):
-            changed = ", ".join(_changes(store.plan, json.loads(json.dumps(plan))))
+        if store.meta("digest") != digest:
+            changes = ", ".join(_changes(store.plan, json.loads(json.dumps(plan))))
+            other = changes or "what is not written down"
             store.close()
             raise UsageError(
-                f"{folder} holds an experiment with another plan (other: {changed})",
+                f"{folder} holds an experiment with another plan (other: {other})",
                 "give another folder with -o, or --fresh to begin anew",
             )
         return store

@@ -37,7 +37,7 @@ def as_json(experiment: Experiment) -> dict[str, Any]:
         {
             "schema": SCHEMA_NAME,
             "tool": {"name": "ttftprof", "version": __version__},
-            "plan": experiment.plan.as_json(),
+            "plan": experiment.plan.public(),
             "engine": experiment.engine,
             "runs": {
                 "scheduled": experiment.scheduled,

@@ -1,0 +1,258 @@
+"""States that are made and verified: page cache, read-ahead, GPU memory, the server's own word."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ttftprof.experiment import state
+from ttftprof.experiment.fingerprint import Load, differences, fingerprint
+from ttftprof.experiment.state import GpuMemory, ServerApi
+from ttftprof.gpu_rows import Valid
+from ttftprof.sources.gpu import GpuAbsent, Look, Vendor
+
+SIZE = 8 << 20
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> str:
+    path = tmp_path / "a.weights"
+    path.write_bytes(os.urandom(SIZE + 4099))
+    return str(path)
+
+
+def test_the_page_cache_is_emptied_filled_and_told(weights: str) -> None:
+    state.drop_files([weights])
+    assert state.check_cache([weights], "cold").met
+    cached = state.check_cache([weights], "cached")
+    assert not cached.met
+    assert cached.found == "0.0 % cached"
+    state.fill_files([weights])
+    assert state.check_cache([weights], "cached").met
+    assert not state.check_cache([weights], "cold").met
+    assert cached.how in ("cachestat", "mincore")
+
+
+def test_a_half_cached_file_is_neither(weights: str) -> None:
+    state.drop_files([weights])
+    with Path(weights).open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no readahead
+        os.preadv(file.fileno(), [bytearray(SIZE // 2)], 0)
+    for wanted in ("cold", "cached"):
+        check = state.check_cache([weights], wanted)
+        assert not check.met
+        assert check.found == "50.0 % cached"
+
+
+def test_files_that_are_not_known_or_gone_are_a_state_not_had(tmp_path: Path) -> None:
+    unknown = state.check_cache([], "cold")
+    assert not unknown.met
+    assert unknown.how == "name them in server.files"
+    gone = state.check_cache([str(tmp_path / "gone")], "cold")
+    assert not gone.met
+    assert "No such file" in gone.found
+    state.drop_files([str(tmp_path / "gone")])
+
+
+def test_read_ahead_is_set_on_the_files_device_and_read_back(weights: str, tmp_path: Path) -> None:
+    dev = Path(weights).stat().st_dev
+    switch = tmp_path / f"class/bdi/{os.major(dev)}:{os.minor(dev)}/read_ahead_kb"
+    switch.parent.mkdir(parents=True)
+    switch.write_text("128\n")
+    switches = state.readahead_switches([weights, weights], sysfs=tmp_path)
+    assert switches == {str(switch): "128"}
+    assert state.set_readahead(switches, "1024").met
+    assert switch.read_text() == "1024"
+    assert not state.set_readahead([str(tmp_path / "none/read_ahead_kb")], "64").met
+    assert not state.set_readahead([], "64").met
+
+
+class FakeGpu(Vendor):
+    """Two devices; the second one's memory is as it is told."""
+
+    name = "fake"
+
+    def __init__(self) -> None:
+        self.used = [500 << 20, 0]
+        self.absent = False
+
+    def open(self) -> list[dict[str, Any]]:
+        if self.absent:
+            raise GpuAbsent("none here")
+        return [{"index": 0, "name": "x"}, {"index": 1, "name": "y"}]
+
+    def look(self, device: int, tick: int) -> Look:
+        return Look(Valid.USED, {"used_bytes": self.used[device]})
+
+    def close(self) -> None: ...
+
+
+def test_gpu_memory_is_back_when_every_device_is_where_it_began() -> None:
+    gpu = FakeGpu()
+    memory = GpuMemory(gpu)
+    check = memory.check_base(0)
+    assert check is not None
+    assert check.met
+    gpu.used[1] = 4 << 30
+    check = memory.check_base(0)
+    assert check is not None
+    assert not check.met
+    assert check.found == "+4295 MB"
+    memory.rebase()
+    check = memory.check_base(0)
+    assert check is not None
+    assert check.met
+
+
+def test_without_a_gpu_there_is_nothing_to_check() -> None:
+    gpu = FakeGpu()
+    gpu.absent = True
+    assert GpuMemory(gpu).check_base(0) is None
+
+
+# -- the server's word ----------------------------------------------------------------------------
+
+Handle = Callable[[str, str, Any], Any]
+
+
+@contextmanager
+def api(handle: Handle) -> Iterator[ServerApi]:
+    """A server whose answer to (method, path, body) is JSON, or None for a 404."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.answer(None)
+
+        def do_POST(self) -> None:
+            length = int(self.headers["Content-Length"])
+            self.answer(json.loads(self.rfile.read(length)))
+
+        def answer(self, body: Any) -> None:
+            found = handle(self.command, self.path, body)
+            data = json.dumps(found).encode()
+            self.send_response(404 if found is None else 200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *arguments: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        found = ServerApi(("127.0.0.1", server.server_port))
+        found.recognise()
+        yield found
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def llama_router(loaded: set[str]) -> Handle:
+    def handle(method: str, path: str, body: Any) -> Any:
+        if (method, path) == ("GET", "/models"):
+            status = {True: "loaded", False: "unloaded"}
+            return {"data": [{"id": m, "status": {"value": status[m in loaded]}} for m in "ab"]}
+        if (method, path) == ("POST", "/models/unload"):
+            loaded.discard(body["model"])
+            return {"success": True}
+        return {"build_info": "b1-abc"} if path == "/props" else None
+
+    return handle
+
+
+def ollama(loaded: set[str]) -> Handle:
+    def handle(method: str, path: str, body: Any) -> Any:
+        if path == "/api/version":
+            return {"version": "0.12.3"}
+        if path == "/api/ps":
+            return {"models": [{"name": f"{m}:latest"} for m in loaded]}
+        if path == "/api/generate" and body["keep_alive"] == 0:
+            loaded.discard(body["model"])
+            return {"done": True}
+        return None
+
+    return handle
+
+
+def llama_swap(loaded: set[str]) -> Handle:
+    def handle(method: str, path: str, body: Any) -> Any:
+        if path == "/running":
+            return {"running": [{"model": m, "state": "ready"} for m in loaded]}
+        if path.startswith("/api/models/unload/"):
+            loaded.discard(path.rpartition("/")[2])
+            return {"msg": "ok"}
+        return None
+
+    return handle
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "version"),
+    [
+        (llama_router, "llama-router", "llama.cpp b1-abc"),
+        (ollama, "ollama", "ollama 0.12.3"),
+        (llama_swap, "llama-swap", ""),
+    ],
+)
+def test_each_server_is_recognised_asked_and_told(
+    make: Callable[[set[str]], Handle], kind: str, version: str
+) -> None:
+    loaded = {"a", "b"}
+    with api(make(loaded)) as found:
+        assert (found.kind, found.version) == (kind, version)
+        check = found.check_loaded("a", True)
+        assert check is not None
+        assert check.met
+        assert found.unload("a")
+        assert loaded == {"b"}
+        check = found.check_loaded("a", True)
+        assert check is not None
+        assert (check.met, check.found) == (False, "not loaded")
+
+
+def test_a_server_that_tells_nothing_is_not_believed_to_say_anything() -> None:
+    with api(lambda *_: None) as found:
+        assert found.kind == "plain"
+        assert found.loaded() is None
+        assert found.check_loaded("a", True) is None
+        assert not found.unload("a")
+    assert found.models() == []  # it is gone now
+
+
+# -- fingerprints ---------------------------------------------------------------------------------
+
+
+def test_a_fingerprint_tells_models_and_mounts_apart(weights: str) -> None:
+    one = fingerprint({"a": [weights]}, os.getpid(), "llama.cpp b1")
+    assert one["engine"] == "llama.cpp b1"
+    assert "python" in one["server's command"]
+    assert one["content of a"].startswith(f"{SIZE + 4099} bytes, header ")
+    assert one["mount of a"]
+    assert fingerprint({"a": [weights]}, os.getpid(), "llama.cpp b1") == one
+    data = bytearray(Path(weights).read_bytes())
+    data[0] ^= 1
+    Path(weights).write_bytes(data)
+    assert fingerprint({"a": [weights]}, None, "")["content of a"] != one["content of a"]
+
+
+def test_differences_are_told_by_group() -> None:
+    base: Mapping[str, str] = {"kernel": "6.1", "mount": "rw"}
+    found = differences({"x": [base, base], "y": [{**base, "mount": "ro"}, base]})
+    assert found == {"mount": {"x": ("rw",), "y": ("ro", "rw")}}
+    assert differences({"x": [base], "y": [base]}) == {}
+
+
+def test_load_is_a_share_of_all_cores() -> None:
+    load = Load()
+    found = load.as_json()
+    assert found["load"] >= 0
+    assert found["busy"] is None or 0 <= found["busy"] <= 1
