@@ -23,12 +23,18 @@ _DISCARD = 1 << 30
 
 
 class _Ring:
-    def __init__(self, fd: int, size_bytes: int) -> None:
+    """`windows`: how often the data is mapped; all of a window counts as memory of this process."""
+
+    def __init__(self, fd: int, size_bytes: int, windows: int = 2) -> None:
         self.fd = fd
         self.size_bytes = size_bytes
         self._consumer_map = mmap.mmap(fd, PAGE_BYTES, mmap.MAP_SHARED)
         self._producer_map = mmap.mmap(
-            fd, PAGE_BYTES + 2 * size_bytes, mmap.MAP_SHARED, mmap.PROT_READ, offset=PAGE_BYTES
+            fd,
+            PAGE_BYTES + windows * size_bytes,
+            mmap.MAP_SHARED,
+            mmap.PROT_READ,
+            offset=PAGE_BYTES,
         )
         self._consumer = np.frombuffer(self._consumer_map, "<u8", 1)
         self._producer = np.frombuffer(self._producer_map, "<u8", 1)
@@ -43,16 +49,30 @@ class _Ring:
 
 
 class FixedRing(_Ring):
-    """A ring of records of one layout only, a multiple of 8 bytes long."""
+    """A ring of records of one layout only, a multiple of 8 bytes long.
+
+    Where that divides the ring's size no record is ever split, and one window is enough.
+    """
 
     def __init__(self, fd: int, size_bytes: int, dtype: np.dtype[Any]) -> None:
-        super().__init__(fd, size_bytes)
         self._framed = np.dtype([("length", "<u4"), ("page", "<u4"), ("record", dtype)])
         self._none = np.empty(0, dtype)
+        self._splits = bool(size_bytes % self._framed.itemsize)
+        super().__init__(fd, size_bytes, 2 if self._splits else 1)
 
     def drain(self) -> Records:
         """All finished records, copied out, in the order they were begun; may be empty."""
+        first = self._take()
+        at_begin = not int(self._consumer[0]) & (self.size_bytes - 1)
+        if self._splits or not len(first) or not at_begin:
+            return first
+        return np.concatenate([first, self._take()])
+
+    def _take(self) -> Records:
+        """Those that lie in one row."""
         offset, length = self._span()
+        if not self._splits:
+            length = min(length, self.size_bytes - offset)
         count = length // self._framed.itemsize
         if not count:
             return self._none
