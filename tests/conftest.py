@@ -10,6 +10,7 @@ import pytest
 
 from lab.llama_server import BINARY
 from lab.make_model import make_model
+from lab.python_servers import TRANSFORMERS
 
 REQUIRED = os.environ.get("TTFTPROF_REQUIRE_KERNEL") == "1"
 
@@ -31,6 +32,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         unsupported("no chromium: apt-get install chromium chromium-driver")
     if item.get_closest_marker("engine") and not BINARY.exists():
         unsupported("no llama-server: run scripts/engine")
+    if item.get_closest_marker("transformers") and not TRANSFORMERS.exists():
+        unsupported("no transformers serve: run scripts/engine --transformers")
 
 
 @pytest.fixture(scope="session")

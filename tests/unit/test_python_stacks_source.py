@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from ttftprof.cli.record import command
 from ttftprof.clock import now_ns
+from ttftprof.errors import UsageError
 from ttftprof.sources import python_stacks
 from ttftprof.sources.python_stacks import (
     START_LIMIT_NS,
@@ -357,3 +359,8 @@ def test_one_that_does_not_end_is_ended_by_force(
     assert stacks.stop() == []
     assert time.monotonic() - began < 2
     assert stacks.source().state == "absent"
+
+
+def test_native_frames_alone_are_refused() -> None:
+    with pytest.raises(UsageError, match="native frames"):
+        command.main(["--native-stacks", "--no-python-stacks", "--pid", "1"], standalone_mode=False)

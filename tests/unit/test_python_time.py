@@ -12,7 +12,7 @@ from ttftprof.errors import RecordingError
 from ttftprof.events import Wait
 from ttftprof.model import PythonTime, Request
 from ttftprof.reports import python as python_report
-from unit.recordings import A_GGUF, MS, PythonSpans, Scene, python_segment
+from unit.recordings import A_GGUF, B_GGUF, MS, PythonSpans, Scene, ms, python_segment
 
 PID, WORKER, LOOP = 100, 101, 102
 HZ = 20
@@ -222,3 +222,64 @@ def test_folded_stacks_add_up_to_the_samples() -> None:
     frozen = "<frozen\N{NO-BREAK SPACE}importlib._bootstrap>:_find_and_load"
     imported = f"prefill;imports;serve.py:<module>;{frozen};torch/__init__.py:<module>"
     assert parts[imported] == 1_500 * MS
+
+
+# -- phases of a server without marked calls ------------------------------------------------------
+
+BUILD = [("serve.py", "<module>", 5), ("torch/nn/modules/linear.py", "Linear.__init__", 9)]
+TOKENS = [("serve.py", "<module>", 5), ("tokenizers/__init__.py", "encode", 9)]
+
+
+def lazy(*, before: bool = False, watched: bool = True) -> Scene:
+    """It imports, maps weights at 600 ms, copies them until 1000, tokenises and runs from 1200."""
+    scene = Scene().process(PID, "python").request(PID, at=0, token=1_600)
+    if before:
+        scene.file(B_GGUF, "/models/other.safetensors").held(PID, B_GGUF)
+        scene.request(PID, at=-40, token=-20, end=-10, ports=(8_080, 50_001))
+    scene.file(A_GGUF, "/models/a.safetensors").opened(PID, A_GGUF, 590).mapped(PID, A_GGUF, 600)
+    scene.file_row(A_GGUF, 610, added_pages=10).file_row(A_GGUF, 950, added_pages=900)
+    spans: PythonSpans = [
+        (PID, 0, 550, IMPORT), (PID, 550, 700, BUILD), (PID, 700, 1_000, LOAD),
+        (PID, 1_000, 1_200, TOKENS), (PID, 1_200, 1_600, RUN),
+    ]  # fmt: skip
+    if watched:
+        scene.fact("python_stacks", *python_segment(PID, spans))
+    return scene
+
+
+def phases_of(request: Request) -> list[tuple[str, float, float]]:
+    return [(p.phase, ms(p.start_ns), ms(p.end_ns)) for p in request.phases]
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_samples_tell_load_init_and_prefill(before: bool) -> None:
+    """Each edge lies half a period, 25 ms, before the look that found it passed."""
+    request = lazy(before=before).report().requests[-1]
+    assert phases_of(request) == [
+        ("launch", 0, 600),
+        ("load", 600, 975),
+        ("init", 975, 1_175),
+        ("prefill", 1_175, 1_600),
+    ]
+    assert request.switched
+    assert next(f.path for f in request.files if f.is_weights) == "/models/a.safetensors"
+    load, init = request.phases[1:3]
+    assert load.basis == init.basis == "inferred"
+    assert [(e.source, e.value) for e in init.evidence] == [("python_stacks", 25 * MS)]
+    busy = {t.phase: t.shares[0].category for t in request.python}
+    assert busy == {"launch": "imports", "load": "weights", "init": "tokenizer",
+                    "prefill": "generate"}  # fmt: skip
+
+
+def test_without_samples_the_files_alone_tell_of_the_load() -> None:
+    request = lazy(watched=False).only_request()
+    assert phases_of(request) == [("launch", 0, 600), ("load", 600, 950), ("prefill", 950, 1_600)]
+
+
+def test_weights_mapped_before_are_no_load() -> None:
+    scene = Scene().process(PID, "python").request(PID, at=1_700, token=2_000)
+    scene.file(A_GGUF, "/models/a.safetensors").mapped(PID, A_GGUF, 600)
+    scene.fact("python_stacks", *python_segment(PID, [(PID, 1_700, 2_000, RUN)]))
+    request = scene.only_request()
+    assert not request.switched
+    assert phases_of(request) == [("prefill", 1_700, 2_000)]

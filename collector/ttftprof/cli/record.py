@@ -129,6 +129,8 @@ def command(
     servers that run here are looked for. Start it before the switch, switch the model as usual,
     then press Ctrl-C. The server is not touched.
     """
+    if native_stacks and not python_stacks:
+        raise UsageError("native frames come with the Python stacks", "leave one option out")
     check_target(named, command_line)
     path = output or Path(time.strftime("ttftprof-%Y%m%d-%H%M%S.ttft"))
     settings = Settings(

@@ -1,0 +1,212 @@
+"""Real engines that are Python processes: xllamacpp (llama.cpp) and `transformers serve`."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kernel.support import recording
+from lab.llama_server import Reply, free_port
+from lab.page_cache import drop_cache
+from lab.python_servers import TRANSFORMERS, Switched, TransformersServer, XllamacppServer
+from ttftprof.model import FileUse, Phase, Report, Request
+
+pytestmark = [pytest.mark.kernel, pytest.mark.slow]
+
+CLIENT_ERROR_NS = 2_000_000
+STORAGE_ERROR = 0.01
+FIGURE_ERROR = 0.03  # against the server's own figures
+FIGURE_NOISE_NS = 5_000_000
+HAND_OVER_NS = 25_000_000  # of a request, on busy cores
+ATTEMPTS = 5  # the client's own stamp comes late when others use the cores
+PROMPT = "Say in one word what a page fault is."
+
+
+def client_error_ns(report: Report, replies: Sequence[Reply]) -> int:
+    pairs = zip(answered(report), replies, strict=True)
+    return max(abs((request.ttft_ns or 0) - reply.ttft_ns) for request, reply in pairs)
+
+
+def answered(report: Report) -> list[Request]:
+    return [r for r in report.requests if r.first_token_ns is not None]
+
+
+def check_exact(request: Request) -> None:
+    length_ns = request.ttft_ns or (request.end_ns or 0) - request.start_ns
+    assert sum(request.phase_totals().values()) == length_ns
+    assert sum(request.activity_totals().values()) == length_ns
+    assert request.phase_totals().get("unexplained", 0) == 0
+
+
+def weights(request: Request) -> FileUse:
+    return next(f for f in request.files if f.is_weights)
+
+
+def phase(request: Request, name: str) -> Phase:
+    return next(p for p in request.phases if p.phase == name)
+
+
+def close(one_ns: float, other_ns: float, noise_ns: int = FIGURE_NOISE_NS) -> bool:
+    return abs(one_ns - other_ns) <= FIGURE_ERROR * other_ns + noise_ns
+
+
+# -- xllamacpp ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Seen:
+    report: Report
+    reply: Reply
+    switched: Switched
+
+
+def switch_inside(models: Path, path: Path) -> Seen:
+    with XllamacppServer([str(models / "a.gguf")]) as server:
+        server.wait_switched()
+        server.chat("a", "hello")
+        drop_cache(models / "b.gguf")
+        with recording(path, "--pid", str(server.pid)) as seen:
+            switched = server.switch(models / "b.gguf")
+            reply = server.chat("b", PROMPT)
+            time.sleep(0.2)
+    return Seen(seen.report(), reply, switched)
+
+
+def restart(models: Path, path: Path) -> Seen:
+    port = free_port()
+    with XllamacppServer([str(models / "a.gguf")], port=port) as first:
+        first.wait_switched()
+        first.chat("a", "hello")
+        drop_cache(models / "b.gguf")
+        with recording(path, "--port", str(port)) as seen:
+            first.stop()
+            with XllamacppServer([str(models / "b.gguf")], port=port) as second:
+                switched = second.wait_switched()
+                reply = second.chat("b", PROMPT)
+                time.sleep(0.2)
+    return Seen(seen.report(), reply, switched)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("way", "phases"),
+    [
+        (switch_inside, {"evict", "load", "init"}),
+        (restart, {"evict", "launch", "load", "init"}),
+    ],
+)
+def test_xllamacpp(
+    way: Callable[[Path, Path], Seen], phases: set[str], models_dir: Path, tmp_path: Path
+) -> None:
+    for attempt in range(ATTEMPTS):
+        seen = way(models_dir, tmp_path / f"{attempt}.ttft")
+        if client_error_ns(seen.report, [seen.reply]) <= CLIENT_ERROR_NS:
+            break
+    report, (start,) = seen.report, seen.report.starts
+    assert client_error_ns(report, [seen.reply]) <= CLIENT_ERROR_NS
+    assert not report.lost
+    assert {s.name: s.state for s in report.sources}["marks"] == "ok"
+    assert {start.engine, *(r.engine for r in report.requests)} == {"xllamacpp"}
+    assert (start.model, start.outcome) == ("b.gguf", "ok")
+    assert set(start.phase_totals()) == phases
+    check_exact(start)
+    used = weights(start)
+    assert used.bytes_from_storage == pytest.approx(used.size_bytes, rel=STORAGE_ERROR)
+    # the server's own stamps: from the moment it began to make its object to its being able
+    made_ns = seen.switched.ready_ns - seen.switched.begun_ns
+    load_begin_ns = phase(start, "load").start_ns
+    assert 0 <= load_begin_ns - seen.switched.begun_ns <= HAND_OVER_NS
+    own_ns = (start.end_ns or 0) - load_begin_ns
+    assert close(own_ns + (load_begin_ns - seen.switched.begun_ns), made_ns, HAND_OVER_NS)
+    check_answer(answered(report)[0], seen.reply)
+
+
+def check_answer(request: Request, reply: Reply) -> None:
+    """Of a server that has its model: all is the prompt's, as its own figure says."""
+    check_exact(request)
+    assert not request.switched
+    own_ns = reply.timings["prompt_ms"] * 1e6
+    ours_ns = request.phase_totals()["prefill"]
+    assert ours_ns >= own_ns * (1 - FIGURE_ERROR) - FIGURE_NOISE_NS
+    assert ours_ns <= own_ns * (1 + FIGURE_ERROR) + HAND_OVER_NS
+    assert request.verdict.cause == "prefill"
+
+
+# -- transformers ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def transformers_models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two folders of 92 MB."""
+    script = Path(__file__).parents[1] / "lab/make_transformers_model.py"
+    python = TRANSFORMERS.with_name("python")
+    folders = [tmp_path_factory.mktemp("transformers") / name for name in "ab"]
+    for seed, folder in enumerate(folders, start=1):
+        subprocess.run([str(python), str(script), str(folder), "6", str(seed)], check=True)
+    return folders
+
+
+@pytest.mark.transformers
+def test_transformers_serve(transformers_models: list[Path], tmp_path: Path) -> None:
+    """The start, a cold first model with what it imports late, a cold second, and that again."""
+    a, b = transformers_models
+    server = TransformersServer([], port=free_port())
+    path = tmp_path / "transformers.ttft"
+    for model in (a, b):
+        drop_cache(model / "model.safetensors")
+    with server, recording(path, "--pid", str(server.pid)) as seen:
+        replies = [server.chat(str(model), PROMPT) for model in (a, b, b)]
+        time.sleep(0.3)
+    report = seen.report()
+    assert {r.engine for r in report.requests} == {"transformers"}
+    assert [r.model for r in report.requests] == [str(a), str(b), str(b)]
+    assert [r.switched for r in report.requests] == [True, True, False]
+    for request in report.requests:
+        check_exact(request)
+    # streamed through two threads and an event loop: its client may be late by some of that
+    assert client_error_ns(report, replies) <= 5 * CLIENT_ERROR_NS
+    first, second, third = report.requests
+    for request in (first, second):
+        assert weights(request).bytes_from_storage == pytest.approx(
+            weights(request).size_bytes, rel=STORAGE_ERROR
+        )
+        assert {"launch", "load", "prefill"} <= set(request.phase_totals())
+        assert request.phase_activity()["load"].get("storage_wait", 0) > 0
+    check_python(first)
+    assert set(third.phase_totals()) == {"prefill"}
+    assert third.verdict.cause == "prefill"
+
+
+def check_python(request: Request) -> None:
+    """What a first request pays for: transformers imports its models late."""
+    assert request.verdict.cause == "launch"
+    assert "importing Python modules (" in request.verdict.explanation
+    shares = {(t.phase, s.category): s.share for t in request.python for s in t.shares}
+    assert shares["launch", "imports"] > 0.5
+    assert shares["prefill", "generate"] > 0.5
+    waits = [w for t in request.python for w in t.waits if w.category == "weights"]
+    assert any((w.path or "").endswith("model.safetensors") for w in waits)
+
+
+@pytest.mark.transformers
+def test_transformers_starts(tmp_path: Path) -> None:
+    """From its execution to its listening it imports, and is watched."""
+    path = tmp_path / "start.ttft"
+    port = free_port()
+    command = [str(TRANSFORMERS), "serve", "--host", "127.0.0.1", "--port", str(port)]
+    with recording(path, "--duration", "60", "--", *command, "--device", "cpu") as seen:
+        server = TransformersServer([], port=port)
+        server.process = seen.process  # type: ignore[assignment]
+        server.wait_ready()
+        seen.stop()
+    with seen.reader() as reader:
+        facts = [fact for _, fact in reader.facts("python_stacks")]
+    assert sum(fact["samples"] for fact in facts) > 20
+    modules = {module for fact in facts for module, _, _ in fact["frames"]}
+    assert any(module.startswith("torch/") for module in modules)
+    assert any(module.startswith("transformers/") for module in modules)
