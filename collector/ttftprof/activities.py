@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ttftprof.events import CpuMode, Records, Wait
+from ttftprof.events import CpuMode, Wait
 from ttftprof.gpu_facts import DriverSpan
 from ttftprof.model import Activity
-from ttftprof.timeline import FOREVER, Ints, Timeline, Waits, split_by
+from ttftprof.timeline import FOREVER, Ints, Timeline, Waits
 
 ACTIVITY_OF_WAIT = {
     Wait.RUNNABLE: "cpu",
@@ -68,7 +68,7 @@ def process_activities(timeline: Timeline, tgid: int, start_ns: int, end_ns: int
         return [Activity("unknown", start_ns, end_ns)]
     copies = [c for c in timeline.gpu.copies(tgid) if c.start_ns < end_ns and c.end_ns > start_ns]
     edges, labels = _label(threads, copies, start_ns, end_ns)
-    shares = _Shares(timeline.thread_rows.get(tgid), timeline)
+    shares = timeline.derived(_Shares, tgid)
     pieces: list[Activity] = []
     for begin, end, label in zip(edges[:-1].tolist(), edges[1:].tolist(), labels, strict=True):
         if label == "cpu":
@@ -190,25 +190,20 @@ def _next_wake_reason(threads: Sequence[Waits], after: Ints) -> Ints:
 class _Shares:
     """How the running time of one process divides, snapshot by snapshot."""
 
-    def __init__(self, rows: Records | None, timeline: Timeline) -> None:
-        self._stamps = np.empty(0, np.int64)
-        self._parts: list[list[tuple[str, float]]] = []
-        if rows is not None and len(rows):
-            self._read(rows, timeline.armed_ns)
-
-    def _read(self, rows: Records, armed_ns: int) -> None:
+    def __init__(self, timeline: Timeline, tgid: int) -> None:
         """Sums the growth of all threads' counters at each snapshot."""
-        stamps = np.unique(rows["ns"].astype(np.int64))
+        rows = timeline.thread_rows.get(tgid)
         width = len(CpuMode) + len(Wait) + 1
+        stamps = np.empty(0, np.int64) if rows is None else np.unique(rows["ns"].astype(np.int64))
         grown = np.zeros((len(stamps), width))
-        for own in split_by(rows, "tid", "since_ns").values():
+        armed_ns = timeline.armed_ns
+        for own in timeline.rows_of_threads(tgid):
             values = np.column_stack([own["samples"], own["short_ns"], own["cpu_ns"]]).astype(float)
             first = np.zeros(width) if int(own["since_ns"][0]) > armed_ns else values[0]
             steps = np.diff(values, axis=0, prepend=first[None, :])
             where = np.searchsorted(stamps, own["ns"].astype(np.int64))
             np.add.at(grown, where, np.where(steps < 0, 0, steps))
-        self._stamps = stamps
-        self._parts = [_parts_of(row) for row in grown]
+        self._stamps, self._grown = stamps, grown
 
     def split(self, start_ns: int, end_ns: int, running: str = "cpu") -> list[Activity]:
         """[start, end] of running time as pieces, in proportion to what its snapshots counted.
@@ -221,7 +216,7 @@ class _Shares:
         while at < end_ns:
             inside = index < len(self._stamps)
             until = min(end_ns, int(self._stamps[index])) if inside else end_ns
-            parts = self._parts[index] if inside else [("cpu", 1.0)]
+            parts = _parts_of(self._grown[index]) if inside else [("cpu", 1.0)]
             pieces.extend(_divide(at, until, parts))
             at, index = until, index + 1
         if running == "cpu":

@@ -297,7 +297,8 @@ class Recorder:
             why = self._why_stop()
             if why:
                 return why
-            due = max(due + interval, now_ns())
+            now = now_ns()
+            due = max(min(due, now) + interval, now)  # what ends a sleep early delays no look
             self._wait_until(due)
             seen = self._cycle()
             interval = seen if seen else min(interval * 2, IDLE_NS)

@@ -24,7 +24,7 @@ from ttftprof.model import (
     WaitSplit,
 )
 from ttftprof.phases import StartUp
-from ttftprof.timeline import FileFacts, Timeline, split_by
+from ttftprof.timeline import FileFacts, Timeline
 
 # Advice numbers of madvise(2) and posix_fadvise(2): asm-generic/mman-common.h, linux/fadvise.h.
 _MADVICE = {1: "RANDOM", 2: "SEQUENTIAL", 3: "WILLNEED", 14: "HUGEPAGE", 22: "POPULATE_READ"}
@@ -266,10 +266,7 @@ def counted(timeline: Timeline, members: set[int], counter: str, start_ns: int, 
     """Growth of a thread counter (`maj_flt`, `cpu_ns`…) over all threads of some processes."""
     total = 0.0
     for tgid in members:
-        rows = timeline.thread_rows.get(tgid)
-        if rows is None:
-            continue
-        for own in split_by(rows, "tid", "since_ns").values():
+        for own in timeline.rows_of_threads(tgid):
             new = int(own["since_ns"][0]) > timeline.armed_ns
             stamps = own["ns"].astype(np.float64)
             values = own[counter].astype(np.float64)

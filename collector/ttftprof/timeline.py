@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from ttftprof.sources.mountstats import MountStats
 
 Ints = npt.NDArray[np.int64]
 FOREVER = int(np.iinfo(np.int64).max)
+_Derived = TypeVar("_Derived")
 _IMPOSSIBLE_NS = 1 << 62  # 146 years of uptime: no clock says so, only a damaged record
 
 
@@ -210,6 +211,19 @@ class Timeline:
     _calls_of: dict[tuple[int, str | None], list[Call]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def derived(self, make: Callable[[Timeline, int], _Derived], tgid: int) -> _Derived:
+        """What `make` makes of one process, made once: many requests ask for the same."""
+        key = make, tgid
+        if key not in self._derived:
+            self._derived[key] = make(self, tgid)
+        found: _Derived = self._derived[key]
+        return found
+
+    def rows_of_threads(self, tgid: int) -> Sequence[Records]:
+        """`thread_rows` of a process, by thread."""
+        return self.derived(_by_thread, tgid)
 
     def process_at(self, tgid: int, ns: int) -> Process | None:
         """The life of a pid that a moment falls into; the last one before it otherwise."""
@@ -255,6 +269,11 @@ class Timeline:
         engine, lives = self.engine_of(tgid), self.processes.get(tgid, ())
         told = option_of(lives[-1].argv, engine.slots) if engine and lives else None
         return int(told) if told and told.isdecimal() and int(told) else None
+
+
+def _by_thread(timeline: Timeline, tgid: int) -> Sequence[Records]:
+    rows = timeline.thread_rows.get(tgid)
+    return () if rows is None else tuple(split_by(rows, "tid", "since_ns").values())
 
 
 def _began_ns(call: Call) -> int:

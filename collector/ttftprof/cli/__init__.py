@@ -18,6 +18,7 @@ from ttftprof.errors import OutputError, TtftprofError
 # name -> module; imported when asked for, so that `record` arms without loading the reports.
 _COMMANDS = {
     "record": "ttftprof.cli.record",
+    "watch": "ttftprof.cli.watch",
     "report": "ttftprof.cli.report",
     "diff": "ttftprof.cli.diff",
     "summary": "ttftprof.cli.summary",

@@ -138,7 +138,7 @@ def command(
         event_ring_bytes=_ring_bytes(ring_kb),
     )
     duration_ns = None if duration is None else _whole("--duration", duration, NS_PER_S)
-    interrupts = _Interrupts()
+    interrupts = Interrupts()
     child = Gate.spawn(command_line) if command_line else None
     try:
         target = find_target(named, child)
@@ -175,7 +175,7 @@ def check_target(named: Mapping[str, Any], command_line: tuple[str, ...]) -> Non
         )
 
 
-class _Interrupts:
+class Interrupts:
     """From its making on, SIGINT, SIGTERM and the loss of the terminal only leave a mark, until the
     recorder takes them over: what was begun must be taken back in order."""
 
@@ -232,19 +232,12 @@ def _record(
     ready_file: Path | None,
     child: Gate | None,
     live: _LiveLine,
-    interrupts: _Interrupts,
+    interrupts: Interrupts,
 ) -> int:
     try:
-        recorder.handle_signals()
-        if interrupts.count:
-            recorder.stop()
-        _arm(recorder, ready_file, child)
-    except BaseException as error:
+        arm(recorder, interrupts, ready_file, child)
+    except BaseException:
         writer.discard()  # nothing was recorded
-        if isinstance(error, BpfError):
-            raise Unsupported(
-                f"the probes cannot be armed: {error}", next_step="`ttftprof doctor` tells more"
-            ) from error
         raise
     writer.settle()
     _say(f"recording {recorder.target.how} to {shlex.quote(str(writer.path))}")
@@ -267,17 +260,35 @@ def _record(
     return child.result(recorder.command_ended, recorder.command_status) if child else 0
 
 
-def _arm(recorder: Recorder, ready_file: Path | None, child: Gate | None) -> None:
+def arm(
+    recorder: Recorder,
+    interrupts: Interrupts,
+    ready_file: Path | None,
+    child: Gate | None,
+    again: bool = False,
+) -> None:
     """All probes on, root given up, and the command let go. Raises `Interrupted` if it was not to
-    be any more; once that is announced, a signal ends a recording that was."""
+    be any more; once that is announced, a signal ends a recording that was.
+
+    `again`: this process will arm others later, and so has to stay root.
+    """
 
     def armed() -> None:
         if recorder.stopped:
             raise Interrupted("interrupted before recording began; nothing was written")
         _announce(ready_file)
-        privilege.drop(recorder.writer.path.resolve().parent, ends_command=child is not None)
+        if not again:
+            privilege.drop(recorder.writer.path.resolve().parent, ends_command=child is not None)
 
-    recorder.arm(armed)
+    recorder.handle_signals()
+    if interrupts.count:
+        recorder.stop()
+    try:
+        recorder.arm(armed)
+    except BpfError as error:
+        raise Unsupported(
+            f"the probes cannot be armed: {error}", next_step="`ttftprof doctor` tells more"
+        ) from error
     if child and not child.release():
         if ready_file:
             ready_file.unlink(missing_ok=True)

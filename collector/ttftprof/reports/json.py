@@ -53,6 +53,12 @@ def as_json(report: Report) -> dict[str, Any]:
     return document
 
 
+def request_as_json(request: Request) -> dict[str, Any]:
+    """One request as it stands in `requests` of a report."""
+    document: dict[str, Any] = clean(_request(request))
+    return document
+
+
 def _recording(report: Report) -> dict[str, Any]:
     return {
         "path": report.path,
