@@ -19,6 +19,7 @@ from ttftprof.model import FileUse, Phase, Report, Request
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 
 CLIENT_ERROR_NS = 2_000_000
+LATE_CLIENT_NS = 25_000_000  # on busy cores
 STORAGE_ERROR = 0.01
 FIGURE_ERROR = 0.03  # against the server's own figures
 FIGURE_NOISE_NS = 5_000_000
@@ -27,9 +28,10 @@ ATTEMPTS = 5  # the client's own stamp comes late when others use the cores
 PROMPT = "Say in one word what a page fault is."
 
 
-def client_error_ns(report: Report, replies: Sequence[Reply]) -> int:
+def client_errors_ns(report: Report, replies: Sequence[Reply]) -> list[int]:
+    """How far each TTFT lies from the client's own."""
     pairs = zip(answered(report), replies, strict=True)
-    return max(abs((request.ttft_ns or 0) - reply.ttft_ns) for request, reply in pairs)
+    return [abs((request.ttft_ns or 0) - reply.ttft_ns) for request, reply in pairs]
 
 
 def answered(report: Report) -> list[Request]:
@@ -105,10 +107,10 @@ def test_xllamacpp(
 ) -> None:
     for attempt in range(ATTEMPTS):
         seen = way(models_dir, tmp_path / f"{attempt}.ttft")
-        if client_error_ns(seen.report, [seen.reply]) <= CLIENT_ERROR_NS:
+        if client_errors_ns(seen.report, [seen.reply])[0] <= CLIENT_ERROR_NS:
             break
     report, (start,) = seen.report, seen.report.starts
-    assert client_error_ns(report, [seen.reply]) <= CLIENT_ERROR_NS
+    assert client_errors_ns(report, [seen.reply])[0] <= CLIENT_ERROR_NS
     assert not report.lost
     assert {s.name: s.state for s in report.sources}["marks"] == "ok"
     assert {start.engine, *(r.engine for r in report.requests)} == {"xllamacpp"}
@@ -153,24 +155,25 @@ def transformers_models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.mark.transformers
 def test_transformers_serve(transformers_models: list[Path], tmp_path: Path) -> None:
-    """The start, a cold first model with what it imports late, a cold second, and that again."""
+    """A cold first model with what it imports late, a cold second, and that again."""
     a, b = transformers_models
     server = TransformersServer([], port=free_port())
     path = tmp_path / "transformers.ttft"
     for model in (a, b):
         drop_cache(model / "model.safetensors")
     with server, recording(path, "--pid", str(server.pid)) as seen:
-        replies = [server.chat(str(model), PROMPT) for model in (a, b, b)]
+        replies = [server.chat(str(model), PROMPT) for model in (a, b, b, b, b)]
         time.sleep(0.3)
     report = seen.report()
     assert {r.engine for r in report.requests} == {"transformers"}
-    assert [r.model for r in report.requests] == [str(a), str(b), str(b)]
-    assert [r.switched for r in report.requests] == [True, True, False]
+    assert [r.model for r in report.requests] == [str(a), *[str(b)] * 4]
+    assert [r.switched for r in report.requests] == [True, True, False, False, False]
     for request in report.requests:
         check_exact(request)
-    # streamed through two threads and an event loop: its client may be late by some of that
-    assert client_error_ns(report, replies) <= 5 * CLIENT_ERROR_NS
-    first, second, third = report.requests
+    errors = client_errors_ns(report, replies)
+    assert min(errors) <= CLIENT_ERROR_NS, errors
+    assert max(errors) <= LATE_CLIENT_NS, errors
+    first, second, *warm = report.requests
     for request in (first, second):
         assert weights(request).bytes_from_storage == pytest.approx(
             weights(request).size_bytes, rel=STORAGE_ERROR
@@ -178,8 +181,9 @@ def test_transformers_serve(transformers_models: list[Path], tmp_path: Path) -> 
         assert {"launch", "load", "prefill"} <= set(request.phase_totals())
         assert request.phase_activity()["load"].get("storage_wait", 0) > 0
     check_python(first)
-    assert set(third.phase_totals()) == {"prefill"}
-    assert third.verdict.cause == "prefill"
+    for request in warm:
+        assert set(request.phase_totals()) == {"prefill"}
+        assert request.verdict.cause == "prefill"
 
 
 def check_python(request: Request) -> None:
