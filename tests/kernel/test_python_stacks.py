@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,13 +56,15 @@ class Server:
 
 
 @contextmanager
-def python_server(tmp_path: Path) -> Iterator[Server]:
+def python_server(
+    tmp_path: Path, interpreter: Sequence[str] = (sys.executable,)
+) -> Iterator[Server]:
     folder = tmp_path / f"folder-of-{CANARY}"
     folder.mkdir(exist_ok=True)
     weights = folder / "model.safetensors"
     weights.write_bytes(bytes(WEIGHTS_BYTES))
     port = free_port()
-    command = [sys.executable, str(SERVER), str(port), str(folder), str(weights)]
+    command = [*interpreter, str(SERVER), str(port), str(folder), str(weights)]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:
         wait_for(port)
@@ -203,6 +205,26 @@ def test_native_frames_where_they_are_asked_for(tmp_path: Path) -> None:
     frames = [frame for s in segments_of(path) for stack in s.stacks for frame in stack]
     assert any(module.endswith((".so", ".so.6", ".c")) for module, _, _ in frames)
     assert any(function == "load_file" or "spin" in function for _, function, _ in frames)
+
+
+def test_an_interpreter_that_only_a_container_sees(tmp_path: Path) -> None:
+    """Its path is another's on the host, and so are its process ids."""
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    program = hidden / Path(sys.executable).resolve().relative_to(sys.base_prefix)
+    inside = f'mount --bind {sys.base_prefix} {hidden} && exec {program} "$@"'
+    contained = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    path = tmp_path / "contained.ttft"
+    with (
+        python_server(tmp_path, [*contained, "sh", "-c", inside, "sh"]) as server,
+        recording(path, "--port", str(server.port)) as seen,
+    ):
+        server.ask()
+    assert not program.exists()
+    (source,) = [s for s in seen.report().sources if s.name == "python_stacks"]
+    assert source.state == "ok", source
+    functions = {frame[1] for s in segments_of(path) for stack in s.stacks for frame in stack}
+    assert {"spin", "load_file"} & functions
 
 
 STARTS = """
