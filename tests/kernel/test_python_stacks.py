@@ -27,7 +27,8 @@ from workloads.python_server import CANARY
 pytestmark = pytest.mark.kernel
 
 SERVER = Path(__file__).parents[1] / "workloads/python_server.py"
-WEIGHTS_BYTES = 48 << 20
+WEIGHTS_BYTES = 16 << 20
+LONG_WEIGHTS_BYTES = 320 << 20  # half a second to read: ten looks
 STAGES = ("imports", "tokenizer", "weights", "generate")
 SURE = 4  # standard errors
 LATEST_NS = 700_000_000  # of 20 looks a second, none for so long: one in a million
@@ -57,12 +58,14 @@ class Server:
 
 @contextmanager
 def python_server(
-    tmp_path: Path, interpreter: Sequence[str] = (sys.executable,)
+    tmp_path: Path,
+    interpreter: Sequence[str] = (sys.executable,),
+    weights_bytes: int = WEIGHTS_BYTES,
 ) -> Iterator[Server]:
     folder = tmp_path / f"folder-of-{CANARY}"
     folder.mkdir(exist_ok=True)
     weights = folder / "model.safetensors"
-    weights.write_bytes(bytes(WEIGHTS_BYTES))
+    weights.write_bytes(bytes(weights_bytes))
     port = free_port()
     command = [*interpreter, str(SERVER), str(port), str(folder), str(weights)]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
@@ -110,7 +113,7 @@ class Watched:
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
     folder = tmp_path_factory.mktemp("python")
     path = folder / "run.ttft"
-    with python_server(folder) as server:
+    with python_server(folder, weights_bytes=LONG_WEIGHTS_BYTES) as server:
         with recording(path, "--pid", str(server.pid)) as seen:
             stages = server.ask()
             time.sleep(0.3)
