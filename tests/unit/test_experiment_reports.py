@@ -73,7 +73,9 @@ def test_the_findings_are_sentences(experiment: Experiment) -> None:
     assert "cold-switch, readahead=1024 against readahead=128: faster by" in shown
     assert "it began with load, which shrank by" in shown
     assert "ttft lower by at least 20 %: confirmed. −" in shown
-    assert re.search(r"killed-mid-load: \d+ × gone; answered again after 300.0 ms", shown)
+    assert re.search(
+        r"killed-mid-load, readahead=128: \d+ × gone; answered again after 300.0 ms", shown
+    )
     assert re.search(r"1\. keep .* saves|1\. adopt readahead=1024: saves", shown)
 
 

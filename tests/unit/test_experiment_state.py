@@ -216,7 +216,7 @@ def test_each_server_is_recognised_asked_and_told(
         assert loaded == {"b"}
         check = found.check_loaded("a", True)
         assert check is not None
-        assert (check.met, check.found) == (False, "not loaded")
+        assert (check.met, check.found) == (False, "unloaded")
 
 
 def test_a_server_that_tells_nothing_is_not_believed_to_say_anything() -> None:

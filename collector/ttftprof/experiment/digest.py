@@ -33,8 +33,8 @@ def digest(path: Path, sent_ns: Sequence[int], began_ns: int | None = None) -> d
     middle = answered[(len(answered) - 1) // 2]  # of several streams, the median one
     phases = middle.phase_totals()
     start = _start(report, began_ns, middle)
-    if start is not None and began_ns is not None:
-        phases = _with_start(start, middle, began_ns)
+    if began_ns is not None:
+        phases = _since_restart(start, middle, began_ns)
     files = [*middle.files, *(start.files if start is not None else ())]
     weights = next((f for f in files if f.is_weights), None)
     begin_ns = began_ns if began_ns is not None else middle.start_ns
@@ -83,11 +83,12 @@ def _start(report: Report, began_ns: int | None, request: Request) -> Request | 
     return min(after, key=lambda s: abs((s.end_ns or 0) - request.start_ns), default=None)
 
 
-def _with_start(start: Request, request: Request, began_ns: int) -> dict[str, int]:
+def _since_restart(start: Request | None, request: Request, began_ns: int) -> dict[str, int]:
     """Phases from the restart's begin to the first token: the start's up to the request, then the
-    request's own; what neither covers is unexplained."""
+    request's own. What is left is the launch of a front that loads only when it is asked, where no
+    other start was seen; else it is unexplained."""
     totals: dict[str, int] = {}
-    for phase in start.phases:
+    for phase in start.phases if start is not None else ():
         length = min(phase.end_ns, request.start_ns) - max(phase.start_ns, began_ns)
         if length > 0:
             totals[phase.phase] = totals.get(phase.phase, 0) + length
@@ -96,7 +97,8 @@ def _with_start(start: Request, request: Request, began_ns: int) -> dict[str, in
     whole = (request.first_token_ns or request.start_ns) - began_ns
     rest = whole - sum(totals.values())
     if rest > 0:
-        totals["unexplained"] = totals.get("unexplained", 0) + rest
+        name = "launch" if start is None else "unexplained"
+        totals[name] = totals.get(name, 0) + rest
     return totals
 
 

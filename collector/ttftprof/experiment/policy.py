@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ttftprof.experiment.plan import Plan, variants_of
-from ttftprof.experiment.statistics import Interval, Shift, compare
+from ttftprof.experiment.statistics import CONFIDENCE, Interval, Shift, compare
 from ttftprof.experiment.verdict import Condition, Contrast, Findings
 
 
@@ -132,7 +132,11 @@ def _gain(slow: Condition, quick: Condition, change: str, when: str, cost: str) 
 
 
 def _is_sure(shift: Shift) -> bool:
-    return shift.p <= 0.05 and shift.shift.interval is not None and shift.shift.interval.low > 0
+    return (
+        shift.p <= 1 - CONFIDENCE
+        and shift.shift.interval is not None
+        and shift.shift.interval.low > 0
+    )
 
 
 def _ttft(condition: Condition) -> list[float]:

@@ -259,7 +259,7 @@ class ServerApi:
         if loaded is None:
             return None
         found = _names(loaded, model)
-        words = {True: "loaded", False: "not loaded"}
+        words = {True: "loaded", False: "unloaded"}
         return Check(
             f"model {model}", words[wanted], words[found], found == wanted, f"{self.kind} API"
         )

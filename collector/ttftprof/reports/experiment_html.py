@@ -46,8 +46,8 @@ def write(experiment: Experiment, out: TextIO) -> None:
         changes=[_contrast(c, experiment) for c in experiment.findings.changes if c.metrics],
         judged=[(one.verdict, plain(experiment_words.judged(one))) for one in
                 experiment.findings.judged],
-        failures=[plain(experiment_words.failure(c)) for c in experiment.findings.conditions
-                  if c.is_failure and c.runs],
+        failures=[plain(experiment_words.failure(c, experiment)) for c in
+                  experiment.findings.conditions if c.is_failure and c.runs],
         advice=[plain(experiment_words.advice(one)) for one in experiment.advice],
         policy_titles=experiment_words.POLICY_TITLES,
         policies=[experiment_words.policy(one) for one in experiment.policies],

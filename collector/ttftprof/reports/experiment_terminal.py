@@ -42,7 +42,7 @@ def write(experiment: Experiment, out: TextIO, width: int, colour: bool) -> None
     _print_sentences(page, "why slower", [c for c in experiment.findings.causes if c.metrics])
     _print_sentences(page, "what the change did", experiment.findings.changes)
     _print_judged(page, experiment)
-    _print_failures(page, [c for c in experiment.findings.conditions if c.is_failure and c.runs])
+    _print_failures(page, experiment)
     _print_advice(page, experiment.advice)
     _print_policies(page, experiment)
     out.write(page.text())
@@ -186,13 +186,14 @@ def _print_judged(page: Page, experiment: Experiment) -> None:
         page.add_text(plain(experiment_words.judged(one)), indent=2)
 
 
-def _print_failures(page: Page, conditions: Sequence[Condition]) -> None:
+def _print_failures(page: Page, experiment: Experiment) -> None:
+    conditions = [c for c in experiment.findings.conditions if c.is_failure and c.runs]
     if not conditions:
         return
     page.gap()
     page.add_text("failures that were asked for", _BOLD)
     for condition in conditions:
-        page.add_text(plain(experiment_words.failure(condition)), indent=2)
+        page.add_text(plain(experiment_words.failure(condition, experiment)), indent=2)
 
 
 def _print_advice(page: Page, advice: Sequence[Advice]) -> None:

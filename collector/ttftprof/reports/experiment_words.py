@@ -85,10 +85,11 @@ def judged(one: Judged) -> str:
     return f"{where}: {stated}: {one.verdict}. {one.why}"
 
 
-def failure(condition: Condition) -> str:
+def failure(condition: Condition, experiment: Experiment) -> str:
     """What a failure case came to, and whether the server answered afterwards."""
     outcomes = ", ".join(f"{count} × {name}" for name, count in condition.outcomes.items())
-    text = f"{condition.scenario}: {outcomes or 'only warm-ups'}"
+    where = place((condition.scenario, condition.variant), experiment)
+    text = f"{where}: {outcomes or 'only warm-ups'}"
     unexpected = sum(1 for run in condition.runs if not run.as_expected and not run.warmup)
     if unexpected:
         text += f" ({unexpected} not what was to be expected)"
