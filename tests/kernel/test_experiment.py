@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import signal
 import statistics
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import psutil
 import pytest
 
 from lab.llama_server import BINARY, COMMON, free_port
+from ttftprof.analysis import analyse
 from ttftprof.experiment.store import Store
 from ttftprof.reports.experiment_json import schema
 from workloads.config import MS, ModelConfig, save_config
@@ -147,6 +152,66 @@ def test_states_and_failures_of_the_truth_server(tmp_path: Path) -> None:
         assert failed["counted"] == 1, failed["not_counted"]
         assert failed["not_recovered"] == 0
         assert failed["runs"][0]["recovery"]["outcome"] == "ok"
+
+
+def test_killed_while_it_records_nothing_is_left_behind(tmp_path: Path) -> None:
+    """Neither a recorder nor the server, nor a run: the next bench goes on where this one was."""
+    truth = truth_server(tmp_path, replace(SLEEPER, init_ns=MS))
+    folder, plan = tmp_path / "x.bench", tmp_path / "plan.toml"
+    text = truth.plan("runs = 4\nwarmups = 0\ngap_s = 0\nscenarios = ['resident']", files_of(truth))
+    plan.write_text(text)
+    command = [sys.executable, "-m", "ttftprof", "bench", str(plan), "-o", str(folder), "--quiet"]
+    for number in (1, 2):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        recording = folder / f"runs/{number:05d}.ready"  # there while the probes are armed
+        wait_until(recording.exists)
+        process.kill()
+        process.wait()
+        wait_until(lambda: not processes_about(tmp_path))
+        with Store.read(folder) as store:
+            assert len(store.kept()) == number - 1
+            # let one run end, so that the next kill falls into another
+        finish_one(command, folder, number)
+    report = bench(tmp_path, text)
+    assert report["runs"] == {
+        "scheduled": 4,
+        "done": 4,
+        "interrupted": report["runs"]["interrupted"],
+    }
+    assert report["runs"]["interrupted"] >= 2
+    assert condition(report, "resident")["counted"] == 4
+    with Store.read(folder) as store:
+        for one in store.kept():
+            assert analyse(store.recording(one.slot.run)).complete
+
+
+def finish_one(command: list[str], folder: Path, number: int) -> None:
+    """Runs on until that many runs have ended, then ends as by Ctrl-C."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+    def ended() -> bool:
+        with Store.read(folder) as store:
+            return len(store.kept()) >= number
+
+    wait_until(ended)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 0
+
+
+def wait_until(holds: Callable[[], bool], timeout_s: float = 30) -> None:
+    until = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def processes_about(folder: Path) -> list[str]:
+    """Command lines of what still runs for this experiment."""
+    return [
+        " ".join(p.info["cmdline"])
+        for p in psutil.process_iter(["cmdline"])
+        if any(str(folder) in argument for argument in p.info["cmdline"] or ())
+    ]
 
 
 @pytest.mark.engine
