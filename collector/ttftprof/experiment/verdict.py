@@ -246,7 +246,8 @@ def _causes(plan: Plan, conditions: Sequence[Condition]) -> Iterable[Contrast]:
         if base.scenario != plan.baseline:
             continue
         for other in conditions:
-            if other.variant == base.variant and other is not base and not other.is_failure:
+            fits = other.variant == base.variant and other is not base and not other.is_failure
+            if fits and base.counted and other.counted:
                 yield contrast("cause", base, other, plan.alpha, paired=False)
 
 
@@ -257,7 +258,8 @@ def _changes(plan: Plan, conditions: Sequence[Condition]) -> Iterable[Contrast]:
         if base.variant != first or base.is_failure:
             continue
         for other in conditions:
-            if other.scenario == base.scenario and other is not base:
+            fits = other.scenario == base.scenario and other is not base
+            if fits and base.counted and other.counted:
                 yield contrast("change", base, other, plan.alpha, paired=True)
 
 
