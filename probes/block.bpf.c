@@ -2,6 +2,10 @@
 /*
  * Block requests that serve the target: those for a followed file, whoever
  * submits them, and those a target thread issues itself (direct I/O).
+ *
+ * Layers that make no requests of their own (device-mapper, LUKS, RAID) are seen by
+ * what is submitted to them. What they then ask of the disk below is seen too; the
+ * analysis knows one by the other.
  */
 #include "shared.bpf.h"
 
@@ -32,9 +36,18 @@ struct {
 	__type(value, s64);
 } depths SEC(".maps");
 
-static __always_inline void name_file(struct request *rq, struct in_flight *r)
+/* Submitted to a layer, by the address of the bio. One that is split leaves a part
+ * behind whose end no hook tells. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, u64);
+	__type(value, struct in_flight);
+} submitted SEC(".maps");
+
+static __always_inline void name_file(struct bio *bio, struct in_flight *r)
 {
-	struct page *page = BPF_CORE_READ(rq, bio, bi_io_vec, bv_page);
+	struct page *page = BPF_CORE_READ(bio, bi_io_vec, bv_page);
 
 	if (!page)
 		return;
@@ -63,8 +76,27 @@ static __always_inline s64 depth_change(u32 disk, s64 by)
 	return __sync_fetch_and_add(depth, by);
 }
 
+static __always_inline void note_completed(struct in_flight *r)
+{
+	struct event *e = event_begin(EVENT_BLOCK, r->start_ns);
+
+	if (e) {
+		e->duration_ns = bpf_ktime_get_ns() - r->start_ns;
+		e->tid = r->tid;
+		e->tgid = r->tgid;
+		e->dev = r->disk;
+		e->ino = r->ino;
+		e->a = r->bytes;
+		e->b = r->sector;
+		e->flags = r->depth > 0xffff ? 0xffff : r->depth;
+		event_end(e);
+	}
+	depth_change(r->disk, -1);
+}
+
 #define REQUEST_OP_MASK 0xff
 #define REQUEST_READ 0
+#define SECTOR_BYTES 512
 
 SEC("tp_btf/block_rq_issue")
 int BPF_PROG(block__issue, struct request *rq)
@@ -72,7 +104,7 @@ int BPF_PROG(block__issue, struct request *rq)
 	if ((rq->cmd_flags & REQUEST_OP_MASK) != REQUEST_READ)
 		return 0;
 	struct in_flight r = {};
-	name_file(rq, &r);
+	name_file(rq->bio, &r);
 	struct thread_slot *t = current_slot();
 	if (!(r.ino && file_find(r.file_dev, r.ino)) && !t)
 		return 0;
@@ -108,19 +140,52 @@ int BPF_PROG(block__complete, struct request *rq, int error, unsigned int bytes)
 		__sync_fetch_and_add(&c->block_bytes, r->bytes);
 		__sync_fetch_and_add(&c->block_requests, 1);
 	}
-	struct event *e = event_begin(EVENT_BLOCK, r->start_ns);
-	if (e) {
-		e->duration_ns = bpf_ktime_get_ns() - r->start_ns;
-		e->tid = r->tid;
-		e->tgid = r->tgid;
-		e->dev = r->disk;
-		e->ino = r->ino;
-		e->a = r->bytes;
-		e->b = r->sector;
-		e->flags = r->depth > 0xffff ? 0xffff : r->depth;
-		event_end(e);
-	}
-	depth_change(r->disk, -1);
+	note_completed(r);
 	bpf_map_delete_elem(&requests, &key);
+	return 0;
+}
+
+SEC("tp_btf/block_bio_queue")
+int BPF_PROG(block__submitted, struct bio *bio)
+{
+	if ((bio->bi_opf & REQUEST_OP_MASK) != REQUEST_READ)
+		return 0;
+	struct gendisk *disk = BPF_CORE_READ(bio, bi_bdev, bd_disk);
+	if (!disk || !BPF_CORE_READ(disk, fops, submit_bio))
+		return 0;
+	struct in_flight r = {};
+	name_file(bio, &r);
+	if (!(r.ino && file_find(r.file_dev, r.ino)) && !current_slot())
+		return 0;
+	u64 key = (u64)bio, id = bpf_get_current_pid_tgid();
+	r.bytes = bio->bi_iter.bi_size;
+	r.sector = bio->bi_iter.bi_sector;
+	/* What is left of one that was split is submitted again: it keeps its beginning. */
+	struct in_flight *whole = bpf_map_lookup_elem(&submitted, &key);
+	if (whole && whole->sector < r.sector &&
+	    whole->sector + whole->bytes / SECTOR_BYTES == r.sector + r.bytes / SECTOR_BYTES)
+		return 0;
+	r.tid = (u32)id;
+	r.tgid = id >> 32;
+	r.disk = BPF_CORE_READ(bio, bi_bdev, bd_dev);
+	r.depth = depth_change(r.disk, 1) + 1;
+	r.start_ns = bpf_ktime_get_ns();
+	if (bpf_map_update_elem(&submitted, &key, &r, BPF_ANY)) {
+		depth_change(r.disk, -1);
+		lose(LOST_BLOCK);
+	}
+	return 0;
+}
+
+SEC("tp_btf/block_bio_complete")
+int BPF_PROG(block__done, struct request_queue *queue, struct bio *bio)
+{
+	u64 key = (u64)bio;
+	struct in_flight *r = bpf_map_lookup_elem(&submitted, &key);
+
+	if (!r)
+		return 0;
+	note_completed(r);
+	bpf_map_delete_elem(&submitted, &key);
 	return 0;
 }

@@ -212,12 +212,31 @@ struct bio_vec {
 	unsigned int bv_offset;
 };
 
+struct request_queue;
+
+struct bvec_iter {
+	u64 bi_sector;
+	unsigned int bi_size;
+};
+
 struct bio {
+	struct block_device *bi_bdev;
+	unsigned int bi_opf;
+	struct bvec_iter bi_iter;
 	struct bio_vec *bi_io_vec;
+};
+
+struct block_device_operations {
+	void (*submit_bio)(struct bio *bio);
+};
+
+struct gendisk {
+	const struct block_device_operations *fops;
 };
 
 struct block_device {
 	u32 bd_dev;
+	struct gendisk *bd_disk;
 };
 
 struct request {

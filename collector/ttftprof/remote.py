@@ -295,10 +295,30 @@ def notes(reads: Records, mounts: Mapping[str, MountStats], starved: Records) ->
     if failed:
         found.append(f"{failed} remote read(s) ended with an error")
     if len(starved):
-        found.append(f"the SMB server's credits were short {len(starved)} time(s)")
+        waited_s = credit_wait_ns(reads, starved) / 1e9
+        found.append(
+            f"the SMB server's credits were short {len(starved)} time(s): readers waited "
+            f"{waited_s:.2f} s for leave to ask"
+        )
     for point, stats in sorted(mounts.items()):
         found += _mount_notes(point, stats)
     return found
+
+
+def credit_wait_ns(reads: Records, starved: Records) -> int:
+    """Time that threads waited for an SMB server's credits: from each shortage to the thread's next
+    read. A server gives credits as leave to send; without any, the client holds its reads back."""
+    asked = reads[reads["family"] == Family.SMB]
+    waited = 0
+    for tid in np.unique(starved["tid"]):
+        begun = np.sort(asked["start_ns"][asked["tid"] == tid])
+        until = 0
+        for short_ns in np.sort(starved["start_ns"][starved["tid"] == tid].astype(np.int64)):
+            after = begun[np.searchsorted(begun, short_ns) :]
+            if len(after):
+                waited += max(int(after[0]) - max(int(short_ns), until), 0)
+                until = max(until, int(after[0]))
+    return waited
 
 
 def _mount_notes(point: str, stats: MountStats) -> list[str]:

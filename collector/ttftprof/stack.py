@@ -160,7 +160,7 @@ def _pick(path: str, mount_id: int | None, mounts: list[Mount]) -> Mount | None:
     return by_id or mount_under(path, mounts)
 
 
-def path_facts(path: str, pid: int, system: System | None = None) -> dict[str, Any]:
+def path_facts(path: str, pid: int | None, system: System | None = None) -> dict[str, Any]:
     """What a recording keeps of the stack under a file; nothing where it cannot be read.
 
     `read_ahead_kb`, `max_request_kb` (None: not known), `link` and `line_bytes_per_second` of the

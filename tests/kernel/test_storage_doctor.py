@@ -15,9 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from conftest import unsupported
+from ttftprof.reports.storage import schema
 from ttftprof.residency import PAGE, absent, drop, how_to_ask, read_back, state_of
 from ttftprof.stack import stack_of
 from ttftprof.weights import open_weights
@@ -26,6 +28,7 @@ from workloads.cache import make_model
 pytestmark = pytest.mark.kernel
 
 MIB = 1 << 20
+SCHEMA = jsonschema.Draft202012Validator(schema())
 BLKIO = Path("/sys/fs/cgroup/blkio")
 MKFS = {"ext4": ["mkfs.ext4", "-q"], "xfs": ["mkfs.xfs", "-q"], "btrfs": ["mkfs.btrfs", "-q"]}
 
@@ -80,7 +83,8 @@ def doctor(*arguments: str | Path) -> dict[str, Any]:
         command(*arguments, "--format", "json"), capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    (path,) = json.loads(done.stdout)["paths"]
+    SCHEMA.validate(document := json.loads(done.stdout))
+    (path,) = document["paths"]
     assert isinstance(path, dict)
     return path
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,13 +30,14 @@ from ttftprof.ceilings import (
     usable,
 )
 from ttftprof.clock import NS_PER_S
-from ttftprof.reports.storage import PathReport, as_json, bar, write, write_json
+from ttftprof.reports.storage import PathReport, as_json, bar, schema, write, write_json
 from ttftprof.residency import CacheState, overlap, without
 from ttftprof.sources.mounts import Mount
 from ttftprof.stack import Layer, Stack
-from ttftprof.storage_verdict import Conclusion, Seen, judge, model_rate
+from ttftprof.storage_verdict import VERDICTS, Conclusion, Seen, judge, model_rate
 
 MS = 1_000_000
+SCHEMA = jsonschema.Draft202012Validator(schema())
 SIZES = st.integers(0, 4 << 30)
 EXTENTS = st.lists(st.integers(1, 300), max_size=6).map(
     lambda lengths: [Extent(i, 0, n * MIB) for i, n in enumerate(lengths)]
@@ -306,6 +309,7 @@ def test_the_json_is_ascii_and_null_where_nothing_was_measured() -> None:
     out = io.StringIO()
     write_json([report(judge(found), tuple(found.results))], out)
     assert out.getvalue().isascii()
+    SCHEMA.validate(json.loads(out.getvalue()))
     (path,) = json.loads(out.getvalue())["paths"]
     assert path["path"].endswith("\\udcff")
     assert path["line_bytes_per_second"] == 125e6
@@ -313,6 +317,25 @@ def test_the_json_is_ascii_and_null_where_nothing_was_measured() -> None:
     assert last["bytes_per_second"] is None
     assert last["not_measured"] == "no time was left"
     assert as_json(report(judge(found), ()))["measurements"] == []
+
+
+def test_the_schema_is_valid_strict_and_knows_every_word() -> None:
+    jsonschema.Draft202012Validator.check_schema(schema())
+    verdict = schema()["$defs"]["verdict"]["properties"]["verdict"]["enum"]
+    assert verdict == list(VERDICTS)
+    methods = schema()["$defs"]["measurement"]["properties"]["method"]["enum"]
+    assert {way.method for way in matrix((128,))} | {"cached"} == set(methods)
+    assert not SCHEMA.is_valid({"schema": "ttftprof.storage/1", "tool": {}, "paths": []})
+
+
+def test_what_was_only_looked_at_satisfies_the_schema() -> None:
+    out = io.StringIO()
+    looked_at = replace(
+        report(judge(slow_mmap()), ()), before=None, after=None, conclusion=None,
+        not_measured="only the stack was asked for",
+    )  # fmt: skip
+    write_json([looked_at], out)
+    SCHEMA.validate(json.loads(out.getvalue()))
 
 
 def test_bars() -> None:

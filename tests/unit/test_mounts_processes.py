@@ -22,6 +22,7 @@ from ttftprof.sources.mounts import (
     open_paths,
     parse_mountinfo,
     read_ahead_kb,
+    resolved,
     unescape,
 )
 from ttftprof.sources.processes import (
@@ -323,3 +324,32 @@ def test_a_file_that_this_process_maps_and_holds(tmp_path: Path) -> None:
 
 def test_descriptors_of_nobody(tmp_path: Path) -> None:
     assert open_paths(7, tmp_path) == {}
+
+
+# -- where a file lies ------------------------------------------------------------------------
+
+
+def test_a_link_is_followed_to_the_file_that_is_open(tmp_path: Path) -> None:
+    real, link = tmp_path / "real.gguf", tmp_path / "link.gguf"
+    real.write_bytes(bytes(4096))
+    link.symlink_to(real)
+    status = real.stat()
+    key = (kernel_dev(os.major(status.st_dev), os.minor(status.st_dev)), status.st_ino)
+    with link.open("rb") as file:
+        assert resolved(os.getpid(), key, str(link)) == str(real)
+        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+            assert resolved(os.getpid(), key, str(link)) == str(real)
+    assert resolved(os.getpid(), key, str(link)) == str(real)  # closed: by the links themselves
+
+
+def test_of_two_names_of_an_open_file_the_one_asked_for_is_kept(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.write_bytes(b"x")
+    two.hardlink_to(one)
+    key = (0, one.stat().st_ino)
+    with one.open("rb"), two.open("rb"):
+        assert resolved(os.getpid(), key, str(two)) == str(two)
+
+
+def test_of_a_process_that_is_gone_the_name_is_kept(tmp_path: Path) -> None:
+    assert resolved(7, (1, 2), "/models/m.gguf", tmp_path) == "/models/m.gguf"

@@ -188,6 +188,20 @@ def test_notes_say_what_went_wrong() -> None:
     assert remote.notes(reads_of(), {}, starved[:0]) == []
 
 
+def test_waiting_for_credits_is_from_the_shortage_to_the_next_read() -> None:
+    reads = reads_of(
+        read(5, 1, 4096, flags=Family.SMB),
+        read(30, 1, 4096, flags=Family.SMB),
+        read(70, 1, 4096, flags=Family.SMB),
+        read(12, 1, 4096, flags=Family.SMB, tid=6),
+        read(11, 1, 4096, flags=Family.NFS),
+    )
+    # Short twice before one read: that wait counts once. After the last read nothing is known.
+    starved = np.concatenate([record(Kind.REMOTE_STARVED, at * MS, 0) for at in (10, 20, 60, 80)])
+    assert remote.credit_wait_ns(reads, starved) == (30 - 10 + 70 - 60) * MS
+    assert remote.credit_wait_ns(reads, starved[:0]) == 0
+
+
 def test_growth_is_from_start_to_end() -> None:
     stats = MountStats("nas:/", "/nas", "nfs4", age_s=5, bytes={"server_read": 10})
     later = MountStats("nas:/", "/nas", "nfs4", age_s=9, bytes={"server_read": 30})

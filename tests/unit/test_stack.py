@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ttftprof.cli.storage import command
+from ttftprof.errors import Unsupported
 from ttftprof.sources.mounts import Mount, parse_mountinfo
 from ttftprof.stack import (
     Layer,
@@ -19,6 +21,7 @@ from ttftprof.stack import (
     overlay_folders,
     parse_routes,
     parse_routes6,
+    path_facts,
     pcie_link,
     safe_options,
     sata_rate,
@@ -216,6 +219,37 @@ def test_sshfs_through_a_tunnel(machine: System) -> None:
     assert governing(stack) == ("fuse.sshfs", 128)
 
 
+@on("nfs4")
+def test_a_recording_keeps_the_link_and_the_layers(machine: System) -> None:
+    facts = path_facts("/mnt/nas/m", None, machine)
+    assert facts["read_ahead_kb"] == 128
+    assert facts["max_request_kb"] is None  # no disk of this machine
+    assert (facts["link"], facts["line_bytes_per_second"]) == ("interface eth0", 125e6)
+    assert [layer.split(" ")[0] for layer in facts["layers"]] == ["file", "server", "interface"]
+
+
+@on("cifs")
+def test_an_smb_mounts_readahead_comes_from_the_bdi_that_must_be_its(machine: System) -> None:
+    (machine.sysfs / "class/bdi/cifs-1/read_ahead_kb").write_text("128")
+    assert path_facts("/mnt/smb/m", None, machine)["read_ahead_kb"] == 128
+
+
+@on("nvme")
+def test_a_recording_keeps_the_largest_request_of_a_disk(machine: System) -> None:
+    governing_file = stack_of("/var/m.gguf", system=machine).readahead
+    assert governing_file
+    assert governing_file.read_ahead_file
+    number = governing_file.read_ahead_file.parent.name
+    queue = machine.sysfs / "dev/block" / number / "queue"
+    (queue).mkdir(parents=True, exist_ok=True)
+    (queue / "max_sectors_kb").write_text("1280")
+    assert path_facts("/var/m.gguf", None, machine)["max_request_kb"] == 1280
+
+
+def test_without_proc_nothing_is_kept(tmp_path: Path) -> None:
+    assert path_facts("/m", 7, System(tmp_path, tmp_path)) == {}
+
+
 @on("virtiofs")
 def test_virtiofs_sends_to_the_host(machine: System) -> None:
     stack = stack_of("/models/m", system=machine)
@@ -245,6 +279,22 @@ def test_zfs_is_known_as_such(machine: System) -> None:
     assert stack.is_zfs
     assert ("ARC now", "8.59 GB") in stack.top.facts
     assert governing(stack) == ("zfs", 0)
+
+
+@on("zfs")
+@pytest.mark.parametrize("force", [False, True])
+def test_zfs_is_measured_only_by_force(
+    machine: System, force: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its cache cannot be asked or put back."""
+    model = tmp_path / "m.gguf"
+    model.write_bytes(bytes(4 << 20))
+    on_zfs = stack_of("/tank/models/m", system=machine)
+    assert on_zfs.is_zfs
+    monkeypatch.setattr("ttftprof.cli.storage.stack_of", lambda *_: on_zfs)
+    arguments = ["--format", "json", "--quick", "--evict", str(model), *["--force"] * force]
+    code = command.main(arguments, standalone_mode=False)
+    assert code == (0 if force else Unsupported.exit_code)
 
 
 def test_a_machine_that_shows_nothing(tmp_path: Path) -> None:

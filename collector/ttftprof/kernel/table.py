@@ -115,7 +115,16 @@ PROBES = (
         "block",
         "block requests",
         "request sizes, latencies and queue depth of disks are unknown",
-        (("block_rq_issue", "5.11"), ("block_rq_complete", "5.11")),
+        (
+            ("block_rq_issue", "5.11"),
+            ("block_rq_complete", "5.11"),
+            ("block_bio_queue", "5.12"),
+            ("block_bio_complete", "5.12"),
+        ),
+        costs=(
+            ("block__submitted", "what device-mapper, LUKS and RAID layers cost is unknown"),
+            ("block__done", "what device-mapper, LUKS and RAID layers cost is unknown"),
+        ),
     ),
     Probe("cpu", "CPU samples", "CPU time in page faults cannot be told from computing"),
     Probe(

@@ -1,18 +1,18 @@
 """What `ttftprof storage` found: the stack as a tree, the ceilings as a table, a verdict; or JSON.
 
 JSON is `ttftprof.storage/1`: one object, pure ASCII; what was not measured is null and says why.
+The schema lies beside this file.
 """
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any, TextIO
 
 from rich.cells import cell_len
-from rich.console import Console
 from rich.padding import Padding
 from rich.style import Style
 from rich.table import Table
@@ -24,6 +24,7 @@ from ttftprof.model import Action
 from ttftprof.reports import scale
 from ttftprof.reports.safe import clip, clip_path, plain
 from ttftprof.reports.tables import Column, banded
+from ttftprof.reports.terminal import Page
 from ttftprof.residency import CacheState
 from ttftprof.stack import Layer, Stack, safe_options
 from ttftprof.storage_verdict import Conclusion, model_rate
@@ -61,63 +62,27 @@ class PathReport:
 
 def write(report: PathReport, out: TextIO, width: int, colour: bool) -> None:
     """Prints one path's report; no line is wider than `width`."""
-    page = _Page(width, colour)
-    page.add(_title(report), _BOLD)
+    page = Page(width, colour)
+    page.add_text(_title(report), _BOLD)
     if report.chosen:
-        page.add(plain(report.chosen), _DIM, 2)
+        page.add_text(plain(report.chosen), _DIM, 2)
     for text in _tree(report.stack, width):
-        page.console.print(text, soft_wrap=True)
+        page.add(text)
     if report.not_measured:
         page.gap()
-        page.add(f"not measured: {plain(report.not_measured)}", _WARNING)
+        page.add_text(f"not measured: {plain(report.not_measured)}", _WARNING)
     if report.results:
         page.gap()
-        page.console.print(*banded(*_columns(report.results), width))
+        page.add(*banded(*_columns(report.results), width))
         for remark in _remarks(report.results):
-            page.add(remark, _DIM)
-        page.add(_footnote(report), _DIM)
+            page.add_text(remark, _DIM)
+        page.add_text(_footnote(report), _DIM)
     for note in report.notes:
-        page.add(f"! {plain(note)}", _WARNING)
+        page.add_text(f"! {plain(note)}", _WARNING)
     if report.conclusion:
         page.gap()
         _print_conclusion(page, report.conclusion)
     out.write(page.text())
-
-
-class _Page:
-    def __init__(self, width: int, colour: bool) -> None:
-        self._text, self._colour = io.StringIO(), colour
-        self.console = Console(
-            file=self._text,
-            width=width,
-            force_terminal=colour,
-            color_system="256" if colour else None,
-            no_color=not colour,
-            force_jupyter=False,
-            legacy_windows=False,
-            markup=False,
-            emoji=False,
-            highlight=False,
-        )
-
-    def add(self, text: str, style: Style | None = None, indent: int = 0) -> None:
-        """A paragraph, wrapped between words."""
-        self.console.print(Padding(Text(text, style or "", overflow="fold"), (0, 0, 0, indent)))
-
-    def add_item(self, number: str, text: str) -> None:
-        """A paragraph that hangs on its number."""
-        grid = Table.grid(padding=(0, 1, 0, 0))
-        grid.add_column(width=2, justify="right")
-        grid.add_column(overflow="fold")
-        grid.add_row(Text(number), Text(text, overflow="fold"))
-        self.console.print(Padding(grid, (0, 0, 0, 2)))
-
-    def gap(self) -> None:
-        self.console.print()
-
-    def text(self) -> str:
-        lines = self._text.getvalue().strip("\n").split("\n")
-        return "\n".join(line if self._colour else line.rstrip() for line in lines) + "\n"
 
 
 def _title(report: PathReport) -> str:
@@ -233,13 +198,15 @@ def _footnote(report: PathReport) -> str:
     )
 
 
-def _print_conclusion(page: _Page, conclusion: Conclusion) -> None:
-    page.add(f"verdict: {conclusion.verdict}, confidence {conclusion.confidence}", _BOLD)
+def _print_conclusion(page: Page, conclusion: Conclusion) -> None:
+    page.add_text(f"verdict: {conclusion.verdict}, confidence {conclusion.confidence}", _BOLD)
     for sentence in conclusion.sentences:
-        page.add(plain(sentence), indent=2)
+        page.add_text(plain(sentence), indent=2)
     for number, action in enumerate(conclusion.actions, start=1):
-        page.add_item(f"{number}.", plain(action.change))
-        page.add(_gain(action), indent=5)
+        item = Table.grid(padding=(0, 1))
+        advice = f"{plain(action.change)}\n{_gain(action)}"
+        item.add_row(f"{number}.", Text(advice, overflow="fold"))
+        page.add(Padding(item, (0, 0, 0, 2)))
 
 
 def _gain(action: Action) -> str:
@@ -249,6 +216,13 @@ def _gain(action: Action) -> str:
 
 
 # -- JSON ------------------------------------------------------------------------------------------
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) that every output of `write_json` satisfies."""
+    text = resources.files("ttftprof.reports").joinpath("storage.schema.json").read_text("utf-8")
+    loaded: dict[str, Any] = json.loads(text)
+    return loaded
 
 
 def write_json(reports: Sequence[PathReport], out: TextIO) -> None:

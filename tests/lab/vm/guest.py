@@ -31,6 +31,9 @@ STEPS = (
     "smb-read,/run/smb/model.gguf,read,4096",
     "smb-mmap,/run/smb/model.gguf,mmap,128",
     "nfs42-serve,/run/nfs42/model.gguf,serve,1024",
+    "delay-some,/run/delay/model.gguf,some,128",
+    "crypt-mmap,/run/crypt/model.gguf,mmap,128",
+    "raid-read,/run/raid/model.gguf,read,128",
 )
 
 

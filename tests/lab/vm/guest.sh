@@ -56,6 +56,34 @@ mount -t nfs4 -o vers=4.2 127.0.0.1:/ /run/nfs42 || exit 1
 mount -t nfs -o vers=3,nolock,nconnect=2,proto=tcp,mountproto=tcp 127.0.0.1:/run/exp /run/nfs3 || exit 1
 mount -t cifs -o guest,vers=3.1.1 //127.0.0.1/model /run/smb || exit 1
 
+# Layers over loop devices, whose files lie in memory: device-mapper (a delay, LUKS) and RAID.
+export DM_DISABLE_UDEV=1
+for module in loop ext4 dm-mod dm-delay dm-crypt raid1; do modprobe $module; done
+mkdir -p /run/img /run/delay /run/crypt /run/raid
+mount -t tmpfs t /run/img
+disk() { # disk NAME: a new loop device of 24 MiB
+    truncate -s 24M /run/img/$1
+    losetup --find --show /run/img/$1
+}
+fill() { # fill DEVICE FOLDER BYTES: a file system with a model in it, mounted anew
+    mkfs.ext4 -q -O ^has_journal $1 && mount $1 $2
+    head -c $3 /dev/urandom >$2/model.gguf
+    umount $2
+}
+plain=$(disk delay)
+fill $plain /run/delay 2097152
+dmsetup create slow --table "0 $(blockdev --getsz $plain) delay $plain 0 200"
+mount -o ro /dev/mapper/slow /run/delay || exit 1
+secret=$(disk crypt)
+printf key | cryptsetup luksFormat -q --pbkdf pbkdf2 --pbkdf-force-iterations 1000 $secret - &&
+    printf key | cryptsetup open --key-file - $secret secret
+fill /dev/mapper/secret /run/crypt 4194304
+mount -o ro /dev/mapper/secret /run/crypt || exit 1
+one=$(disk raid1) two=$(disk raid2)
+mdadm --create /dev/md0 --quiet --run --assume-clean --metadata=1.2 --level=1 --raid-devices=2 $one $two
+fill /dev/md0 /run/raid 4194304
+mount -o ro /dev/md0 /run/raid || exit 1
+
 for mount in /run/nfs42 /run/nfs3 /run/smb; do mountpoint -d $mount; done
 ls /sys/class/bdi
 touch /run/results/prepared

@@ -1,6 +1,7 @@
 /* What is recorded in the VM: reads files as told and says when, with the kernel's counters around it.
  *
- *   reader steps OUT STEP...     a STEP is NAME,PATH,MODE,READAHEAD_KIB; MODE: read, small, mmap, serve
+ *   reader steps OUT STEP...     a STEP is NAME,PATH,MODE,READAHEAD_KIB; MODE: read, small, mmap, serve, or
+ *                                some (every eighth page, advised as random)
  *   reader serve PATH PORT       loads PATH as a server would, then listens
  *   reader hang PATH             reads a bit every 20 ms, for ever
  *
@@ -81,7 +82,7 @@ static void read_all(const char *path, size_t chunk_bytes)
     close(fd);
 }
 
-static void map_all(const char *path)
+static void map_all(const char *path, int every_pages, int advice)
 {
     int fd = open_model(path);
     struct stat st;
@@ -91,7 +92,8 @@ static void map_all(const char *path)
     base = mmap(NULL, st.st_size, PROT_READ, MAP_SHARED, fd, 0);
     if (base == MAP_FAILED)
         die("mmap");
-    for (off_t at = 0; at < st.st_size; at += PAGE_BYTES)
+    madvise(base, st.st_size, advice);
+    for (off_t at = 0; at < st.st_size; at += every_pages * PAGE_BYTES)
         sink += base[at];
     munmap(base, st.st_size);
     close(fd);
@@ -151,7 +153,9 @@ static void step(const char *self, const char *out, char *text)
     copy("/proc/fs/cifs/Stats", out, name, "shares.before");
     start_ns = now_ns();
     if (!strcmp(mode, "mmap"))
-        map_all(path);
+        map_all(path, 1, MADV_NORMAL);
+    else if (!strcmp(mode, "some"))
+        map_all(path, 8, MADV_RANDOM);
     else if (!strcmp(mode, "serve"))
         serve_in_child(self, path);
     else

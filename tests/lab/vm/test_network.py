@@ -89,12 +89,14 @@ def steps(timeline: Timeline) -> dict[str, Step]:
         told = json.loads(line)
         start_ns, end_ns = int(told["start_ns"]), int(told["end_ns"])
         where = told["name"].partition("-")[0]
+        if where not in MOUNTS:
+            continue  # a layer's: see test_layers
         mount, family = MOUNTS[where], FAMILIES[where]
         reads = remote.begun_within(timeline.remote, start_ns, end_ns)
         found[told["name"]] = Step(
             told["name"], mount, start_ns, end_ns, reads[reads["family"] == family]
         )
-    assert set(found) == {*NFS_STEPS, *SMB_STEPS, "9p-mmap"}
+    assert {*NFS_STEPS, *SMB_STEPS, "9p-mmap"} <= set(found)
     return found
 
 

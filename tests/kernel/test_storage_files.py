@@ -1,0 +1,237 @@
+"""Files as they come: replaced or deleted while open, under two names, under odd names, by the
+hundred, and through a real sshfs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from conftest import unsupported
+from kernel.support import Recording, recorded_script
+from ttftprof import remote
+from ttftprof.events import Family
+from ttftprof.stack import stack_of
+from ttftprof.timeline import FileFacts, Timeline, build
+from workloads.cache import drop_cache, make_model
+
+pytestmark = pytest.mark.kernel
+
+MIB, PAGE = 1 << 20, 4096
+SHARDS = 500
+HEAD = """
+import os, sys
+def read(fd, pages, start=0):
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    for page in range(start, start + pages):
+        os.pread(fd, 4096, page * 4096)
+sys.stdin.readline()
+"""
+TAIL = """
+print("done", flush=True)
+sys.stdin.readline()
+"""
+
+
+def timeline_of(seen: Recording) -> Timeline:
+    with seen.reader() as reader:
+        assert not reader.lost()
+        return build(reader)
+
+
+def recorded(script: str, folder: Path, *arguments: object) -> Timeline:
+    return timeline_of(recorded_script(HEAD + script + TAIL, folder / "files.ttft", *arguments))
+
+
+def cold_model(path: Path, size_bytes: int = 2 * MIB) -> Path:
+    make_model(path, size_bytes)
+    drop_cache(path)
+    return path
+
+
+def added(file: FileFacts) -> int:
+    return int(file.rows["added_pages"][-1])
+
+
+def inode(timeline: Timeline, number: int) -> FileFacts:
+    return next(f for f in timeline.files.values() if f.ino == number)
+
+
+def test_a_file_replaced_while_open_is_two_files_of_one_name(tmp_path: Path) -> None:
+    old, new = cold_model(tmp_path / "m.gguf"), cold_model(tmp_path / "new")
+    numbers = old.stat().st_ino, new.stat().st_ino
+    script = """
+fd = os.open(sys.argv[1], os.O_RDONLY)
+read(fd, 11)
+os.rename(sys.argv[2], sys.argv[1])
+read(fd, 13, 100)
+read(os.open(sys.argv[1], os.O_RDONLY), 17)
+"""
+    timeline = recorded(script, tmp_path, old, new)
+    first, second = (inode(timeline, number) for number in numbers)
+    assert first.path == second.path == str(old)
+    assert (added(first), added(second)) == (11 + 13, 17)
+
+
+def test_a_file_deleted_while_open_keeps_its_name(tmp_path: Path) -> None:
+    model = cold_model(tmp_path / "m.gguf")
+    number = model.stat().st_ino
+    script = """
+fd = os.open(sys.argv[1], os.O_RDONLY)
+read(fd, 7)
+os.unlink(sys.argv[1])
+read(fd, 19, 100)
+"""
+    file = inode(recorded(script, tmp_path, model), number)
+    assert file.path == str(model)
+    assert added(file) == 7 + 19
+
+
+def test_two_names_of_one_file_are_one_file(tmp_path: Path) -> None:
+    model = cold_model(tmp_path / "m.gguf")
+    other = tmp_path / "blob"
+    other.hardlink_to(model)
+    script = """
+for number, name in enumerate(sys.argv[1:]):
+    read(os.open(name, os.O_RDONLY), 23, number * 100)
+"""
+    timeline = recorded(script, tmp_path, model, other)
+    [file] = [f for f in timeline.files.values() if f.ino == model.stat().st_ino]
+    assert file.path in (str(model), str(other))
+    assert added(file) == 2 * 23
+    assert int(file.rows["opens"][-1]) == 2
+
+
+def test_a_link_to_another_mount_is_measured_there(tmp_path: Path) -> None:
+    point = tmp_path / "store"
+    point.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "t", str(point)], check=True)
+    try:
+        (point / "m.gguf").write_bytes(bytes(2 * MIB))
+        link = tmp_path / "m.gguf"
+        link.symlink_to(point / "m.gguf")
+        script = "read(os.open(sys.argv[1], os.O_RDONLY), 5)"
+        timeline = recorded(script, tmp_path, link)
+    finally:
+        subprocess.run(["umount", str(point)], check=True)
+    [file] = [f for f in timeline.files.values() if f.path == str(link)]
+    assert (file.mount, file.fstype) == (str(point), "tmpfs")
+
+
+@pytest.mark.parametrize(
+    "name", [b"two words.gguf", b"caf\xe9 \xff.gguf", "modèle ✓.gguf".encode(), b"tab\tnl\n.gguf"]
+)
+def test_a_name_may_hold_anything(name: bytes, tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
+    cold_model(path)
+    number = path.stat().st_ino
+    script = "read(os.open(os.fsencode(sys.argv[1]), os.O_RDONLY), 29)"
+    file = inode(recorded(script, tmp_path, path), number)
+    assert added(file) == 29
+    assert file.path.startswith(f"{tmp_path}/")
+    assert file.path.endswith(".gguf")
+    shown = os.fsencode(file.path) if name.isascii() else None
+    assert shown in (None, os.fsencode(path))
+    assert file.mount == stack_of(str(tmp_path)).mount.point  # type: ignore[union-attr]
+
+
+def test_500_shards_are_followed_one_by_one(tmp_path: Path) -> None:
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    for number in range(SHARDS):
+        with (shards / f"m-{number + 1:05}-of-{SHARDS:05}.gguf").open("wb") as file:
+            file.truncate(MIB)  # a hole: its pages enter the cache all the same
+    script = """
+for number, name in enumerate(sorted(os.listdir(sys.argv[1]))):
+    fd = os.open(os.path.join(sys.argv[1], name), os.O_RDONLY)
+    read(fd, 1 + number % 7)
+    os.close(fd)
+"""
+    timeline = recorded(script, tmp_path, shards)
+    found = sorted(
+        (f for f in timeline.files.values() if f.path.startswith(str(shards))),
+        key=lambda f: f.path,
+    )
+    assert [Path(f.path).name for f in found] == sorted(p.name for p in shards.iterdir())
+    assert [added(f) for f in found] == [1 + number % 7 for number in range(SHARDS)]
+    assert len({f.mount for f in found}) == 1
+
+
+# -- sshfs -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def sshfs(folder: Path, shared: Path) -> Iterator[Path]:
+    """`shared` mounted by sshfs from a server of the test's own, on this machine."""
+    sshd = shutil.which("sshd", path="/usr/sbin:/usr/bin")
+    if sshd is None or shutil.which("sshfs") is None:
+        unsupported("sshd or sshfs is not installed")
+    for name in ("host", "user"):
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
+        subprocess.run(command, check=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    Path("/run/sshd").mkdir(exist_ok=True)
+    settings = {
+        "ListenAddress": f"127.0.0.1:{port}",
+        "HostKey": folder / "host",
+        "AuthorizedKeysFile": folder / "user.pub",
+        "PidFile": "none",
+        "StrictModes": "no",
+        "PermitRootLogin": "yes",
+        "Subsystem": "sftp internal-sftp",
+    }
+    (folder / "sshd.conf").write_text("".join(f"{k} {v}\n" for k, v in settings.items()))
+    server = subprocess.Popen([sshd, "-D", "-f", str(folder / "sshd.conf")])
+    point = folder / "remote"
+    point.mkdir()
+    options = [
+        f"port={port}", f"IdentityFile={folder / 'user'}", "StrictHostKeyChecking=no",
+        "UserKnownHostsFile=/dev/null", "LogLevel=ERROR",
+    ]  # fmt: skip
+    try:
+        _mount(["sshfs", f"root@127.0.0.1:{shared}", str(point), "-o", ",".join(options)])
+        yield point
+    finally:
+        subprocess.run(["umount", "-l", str(point)], capture_output=True, check=False)
+        server.terminate()
+        server.wait(timeout=10)
+
+
+def _mount(command: list[str]) -> None:
+    """Tries again while the server is not listening yet."""
+    for _ in range(50):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return
+        time.sleep(0.1)
+    raise AssertionError(done.stderr)
+
+
+def test_reads_over_sshfs_are_told_with_their_server(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    model = make_model(shared / "m.gguf", 8 * MIB)
+    with sshfs(tmp_path, shared) as point:
+        script = """
+with open(sys.argv[1], "rb", buffering=0) as file:
+    while file.read(1 << 20):
+        pass
+"""
+        timeline = recorded(script, tmp_path, point / "m.gguf")
+        kinds = [layer.kind for layer in stack_of(str(point / "m.gguf")).layers()]
+    [file] = [f for f in timeline.files.values() if f.path == str(point / "m.gguf")]
+    reads = remote.on_file(timeline.remote, file.dev, file.ino)
+    assert file.fstype == "fuse.sshfs"
+    assert set(reads["family"].tolist()) == {int(Family.FUSE)}
+    assert int(reads["got_bytes"].sum()) == model.stat().st_size == added(file) * PAGE
+    assert not reads["failed"].any()
+    assert "server" in kinds
