@@ -4,6 +4,7 @@ experiment (the same file by MADV_RANDOM mmap and by plain reads), and what acqu
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,12 +18,16 @@ from conftest import unsupported
 from kernel.support import Recording, recorded_script, start_recording
 from kernel.test_fuse import Daemon, binary, mounted  # noqa: F401 (a fixture)
 from ttftprof.model import FileUse, Request
+from ttftprof.reports import scale
+from ttftprof.storage_cause import convict
 from ttftprof.timeline import build
-from workloads.cache import drop_cache, make_model
+from workloads.cache import drop_cache, make_model, warm_cache
 from workloads.scenarios import SCENARIOS, Scenario, run_scenario
+from workloads.server import pick_port
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 
+READER = Path(__file__).parent.parent / "lab/vm/reader.c"
 MIB = 1 << 20
 SIZE_BYTES = 8 * MIB
 DELAY_US = 2_000
@@ -153,6 +158,25 @@ def test_a_warm_load_is_what_the_cache_did(tmp_path: Path) -> None:
     assert weights_of(request).bytes_from_storage == 0
 
 
+def test_a_warm_map_that_is_slow_by_faults_alone_acquits_storage(tmp_path: Path) -> None:
+    """A server that maps warm weights again and again: nothing but faults, no byte from storage."""
+    reader = tmp_path / "reader"
+    subprocess.run(["gcc", "-O2", "-o", str(reader), str(READER)], check=True)
+    model = make_model(tmp_path / "warm.gguf", 192 * MIB)
+    warm_cache(model)
+    port, path = pick_port(), tmp_path / "faults.ttft"
+    seen = start_recording(path, "--", str(reader), "serve", str(model), str(port), "24")
+    seen.process.wait(timeout=60)
+    [start] = seen.report().starts
+    verdict, weights = start.verdict, next(f for f in start.files if f.is_weights)
+    assert (verdict.cause, verdict.activity) == ("load", "fault"), start.phase_activity()
+    assert verdict.storage == "cache worked"
+    assert "Storage is not to blame: not one byte" in verdict.explanation
+    assert weights.bytes_from_storage == 0
+    assert weights.storage_wait_ns == 0
+    assert not any("page cache" in action.change for action in verdict.actions)
+
+
 # -- memory ----------------------------------------------------------------------------------------
 
 MEMORY = Path("/sys/fs/cgroup/memory")
@@ -222,6 +246,38 @@ def test_a_model_that_evicts_another_is_counted_by_the_page(tmp_path: Path) -> N
     assert int(first["evicted_pages"]) >= int(first["refaulted_pages"])
     assert int(second["added_pages"]) == pages
     assert int(second["refaulted_pages"]) == 0
+
+
+def test_a_switch_back_to_evicted_weights_convicts_memory(tmp_path: Path) -> None:
+    """Model A is loaded, B evicts it in a control group that holds one of them, A is loaded again:
+    the verdict on the second load of A."""
+    size_bytes = 96 * MIB
+    a, b = (make_model(tmp_path / f"{name}.gguf", size_bytes) for name in "ab")
+    drop_cache(a)
+    drop_cache(b)
+    reader, path = tmp_path / "reader", tmp_path / "back.ttft"
+    subprocess.run(["gcc", "-O2", "-o", str(reader), str(READER)], check=True)
+    serve = f"{reader} serve"
+    script = "".join(f"{serve} {model} {pick_port()}; " for model in (a, b, a))
+    with limited(size_bytes + 16 * MIB) as group:
+        enter = f"echo $$ > {group}/tasks; {script}"
+        seen = start_recording(path, "--", "sh", "-c", enter)
+        seen.process.wait(timeout=120)
+    *_, last = seen.report().starts
+    weights = next(f for f in last.files if f.is_weights)
+    assert weights.path == str(a)
+    assert weights.refaulted_bytes
+    assert weights.refaulted_bytes > size_bytes // 2
+    assert last.memory
+    assert last.memory.limit_bytes == size_bytes + 16 * MIB
+    # The other model's cache goes while this one comes, and is shown beside it.
+    other = next(f for f in last.files if f.path == str(b))
+    assert other.reclaimed_bytes
+    # A disk this fast may not be what the load waited for; if it is, this is why.
+    cause = convict(last.files, last.mounts, last.memory, 1_000_000)
+    assert cause
+    assert cause.kind == "memory"
+    assert f"may use {scale.size(last.memory.limit_bytes)}" in cause.says
 
 
 def test_what_is_dropped_by_hand_is_evicted_but_not_reclaimed(tmp_path: Path) -> None:
