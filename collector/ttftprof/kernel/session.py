@@ -325,7 +325,7 @@ class ProbeSession:
         loaded = not probe.modules or any(map(kernel.has_module, probe.modules))
         # Without the module it may be built in: one look tells for all of the probe.
         if not loaded and not kernel.has_tracepoint(probe.needs[0][0]):
-            return f"the module {probe.modules[0]} was not loaded"
+            return f"the module {probe.modules[0]} was not loaded when recording began"
         if not kernel.has_tracepoint(hook, probe.modules):
             return f"this kernel has no tracepoint {hook}"
         wanted = next((v[program] for v in VARIANTS if program in v), None)
