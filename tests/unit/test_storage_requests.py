@@ -6,7 +6,7 @@ from dataclasses import astuple
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ttftprof import storage, storage_requests
@@ -95,6 +95,7 @@ def test_a_daemon_and_a_disk_have_their_own_parts() -> None:
 moments = st.tuples(st.integers(0, 200), st.integers(1, 60))
 
 
+@settings(deadline=None)  # each example writes a recording
 @given(st.lists(moments, max_size=6), st.lists(moments, max_size=6), st.integers(0, 250))
 def test_the_parts_sum_to_the_wait(
     waits: list[tuple[int, int]], asked: list[tuple[int, int]], cut: int
