@@ -21,7 +21,7 @@ from ttftprof.model import FileUse, Request
 from ttftprof.reports import scale
 from ttftprof.storage_cause import convict
 from ttftprof.timeline import build
-from workloads.cache import drop_cache, make_model, warm_cache
+from workloads.cache import drop_cache, make_model
 from workloads.scenarios import SCENARIOS, Scenario, run_scenario
 from workloads.server import pick_port
 
@@ -156,25 +156,6 @@ def test_a_warm_load_is_what_the_cache_did(tmp_path: Path) -> None:
     request = switched(SCENARIOS["warm_read_short"], tmp_path)
     assert request.verdict.storage == "cache worked"
     assert weights_of(request).bytes_from_storage == 0
-
-
-def test_a_warm_map_that_is_slow_by_faults_alone_acquits_storage(tmp_path: Path) -> None:
-    """A server that maps warm weights again and again: nothing but faults, no byte from storage."""
-    reader = tmp_path / "reader"
-    subprocess.run(["gcc", "-O2", "-o", str(reader), str(READER)], check=True)
-    model = make_model(tmp_path / "warm.gguf", 192 * MIB)
-    warm_cache(model)
-    port, path = pick_port(), tmp_path / "faults.ttft"
-    seen = start_recording(path, "--", str(reader), "serve", str(model), str(port), "24")
-    seen.process.wait(timeout=60)
-    [start] = seen.report().starts
-    verdict, weights = start.verdict, next(f for f in start.files if f.is_weights)
-    assert (verdict.cause, verdict.activity) == ("load", "fault"), start.phase_activity()
-    assert verdict.storage == "cache worked"
-    assert "Storage is not to blame: not one byte" in verdict.explanation
-    assert weights.bytes_from_storage == 0
-    assert weights.storage_wait_ns == 0
-    assert not any("page cache" in action.change for action in verdict.actions)
 
 
 # -- memory ----------------------------------------------------------------------------------------

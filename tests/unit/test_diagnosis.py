@@ -239,6 +239,14 @@ def test_storage_is_acquitted_by_a_count_of_zero_or_a_short_wait(
     assert ("Storage is not to blame" in verdict.explanation) is acquitted
 
 
+def test_a_warm_map_that_is_slow_by_faults_alone_acquits_storage() -> None:
+    verdict = judge(facts(("load", "fault", 900), ("init", "cpu", 100), files=[weights(0)]), None)
+    assert (verdict.cause, verdict.activity) == ("load", "fault")
+    assert verdict.storage == "cache worked"
+    assert "not one byte of the weights came from it" in verdict.explanation
+    assert not any("page cache" in action.change for action in verdict.actions)
+
+
 def test_a_file_that_is_no_model_acquits_nothing() -> None:
     other = replace(weights(0), is_weights=False)
     assert judge(facts(("load", "cpu", 900), files=[other]), None).storage is None

@@ -2,7 +2,7 @@
  *
  *   reader steps OUT STEP...     a STEP is NAME,PATH,MODE,READAHEAD_KIB; MODE: read, small, mmap, serve, or
  *                                some (every eighth page, advised as random)
- *   reader serve PATH PORT [N]   loads PATH as a server would (N: by mapping it N times), then listens
+ *   reader serve PATH PORT       loads PATH as a server would, then listens
  *   reader hang PATH             reads a bit every 20 ms, for ever
  *
  * Before each step the file's pages are dropped and the mount's readahead is set. OUT/NAME.before and
@@ -116,16 +116,13 @@ static void prepare(const char *path, const char *readahead_kib)
     close(fd);
 }
 
-static int serve(const char *path, int port, int times)
+static int serve(const char *path, int port)
 {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(port)};
     int s = socket(AF_INET, SOCK_STREAM, 0);
 
     usleep(100000);
-    for (int i = 0; i < times; i++)
-        map_all(path, 1, MADV_NORMAL);
-    if (!times)
-        read_all(path, CHUNK_BYTES);
+    read_all(path, CHUNK_BYTES);
     usleep(50000);
     if (bind(s, (void *)&at, sizeof(at)) || listen(s, 1))
         die("listen");
@@ -191,7 +188,7 @@ static void hang(const char *path)
 int main(int argc, char **argv)
 {
     if (argc > 3 && !strcmp(argv[1], "serve"))
-        return serve(argv[2], atoi(argv[3]), argc > 4 ? atoi(argv[4]) : 0);
+        return serve(argv[2], atoi(argv[3]));
     if (argc > 2 && !strcmp(argv[1], "hang"))
         hang(argv[2]);
     for (int i = 3; i < argc; i++)
