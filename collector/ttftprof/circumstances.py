@@ -18,13 +18,16 @@ from ttftprof.model import Evidence, Phase
 from ttftprof.phases import Served, Started, StartUp
 from ttftprof.phases.holders import files_used
 from ttftprof.phases.room import evicted
+from ttftprof.phases.served import ancestors
 from ttftprof.storage import counted
 from ttftprof.timeline import FOREVER, Process, Timeline
 
 CROWDED = 0.1  # share of the time in which a thread wanted to run and had to wait for a core
+_NOTICEABLE_NS = 20_000_000
 _LAZY_SHARE = 0.05  # of the weights, read inside prefill, from which it is a load in disguise
 _SIGNALS = {6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 _ASKED_TO_END = {2, 15}
+_KILL = 9
 # A prompt shorter than this is soon processed again.
 _LONG_PROMPT = 256
 
@@ -144,7 +147,11 @@ def core_waits(
         ran = counted(timeline, {tgid}, "cpu_ns", *window)
         so_far = sums.get(phase.phase, CoreWait(0, 0))
         sums[phase.phase] = CoreWait(so_far.waited_ns + waited, so_far.ran_ns + ran)
-    crowded = {name: wait for name, wait in sums.items() if wait.share >= CROWDED}
+    crowded = {
+        name: wait
+        for name, wait in sums.items()
+        if wait.share >= CROWDED and wait.waited_ns >= _NOTICEABLE_NS
+    }
     for phase, tgid in zip(phases, critical, strict=True):
         wait = crowded.get(phase.phase)
         if wait is not None and not wait.by:
@@ -266,8 +273,14 @@ def _crash(timeline: Timeline, process: Process) -> str:
     status = int(mine["a"][-1])
     signals = timeline.of_kind(Kind.SIGNAL)
     asked = signals[(signals["tgid"] == process.tgid) & (signals["start_ns"] <= process.gone_ns)]
-    if any(int(s["flags"]) in _ASKED_TO_END and int(s["a"]) != process.tgid for s in asked):
-        return ""
+    above = set(ancestors(timeline, process))
+    for signal in asked:
+        sender, number = int(signal["a"]), int(signal["flags"])
+        # Ollama ends its runners by SIGKILL; from anybody else that is no way to ask.
+        if (number in _ASKED_TO_END and sender != process.tgid) or (
+            number == _KILL and sender in above
+        ):
+            return ""
     number, code = status & 0x7F, status >> 8 & 0xFF
     if number:
         return _SIGNALS.get(number, f"signal {number}")

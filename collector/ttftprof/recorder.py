@@ -24,7 +24,7 @@ import numpy as np
 from ttftprof import __version__
 from ttftprof.clock import NS_PER_MS, NS_PER_S, measure_offset, now_ns
 from ttftprof.connections import OwnConnections
-from ttftprof.engines.catalog import looks_like_weights
+from ttftprof.engines.catalog import engine_named, looks_like_weights
 from ttftprof.engines.driver_calls import DRIVER_CALLS
 from ttftprof.engines.kernel_caches import cache_of, is_bookkeeping
 from ttftprof.engines.markers import MARK_NAMES, find_log_marks
@@ -46,6 +46,7 @@ from ttftprof.recording import Sink, Source
 from ttftprof.sources.gpu import Gpus
 from ttftprof.sources.libraries import LibraryMarks
 from ttftprof.sources.memory import limit_of as memory_limit
+from ttftprof.sources.metrics import EngineMetrics
 from ttftprof.sources.mounts import (
     Mount,
     disk_of,
@@ -161,6 +162,7 @@ class Recorder:
         self._tap = RequestTap(self._exchange_ended, self._moved.append, self.session.set_quiet)
         self._gpus = Gpus.find()
         self._python = python or PythonStacks(enabled=False)
+        self._metrics = EngineMetrics()
         self._libraries = LibraryMarks(
             self.session.attach_marks,
             self._library_found,
@@ -354,6 +356,7 @@ class Recorder:
             pages = int(self.session.files["added_pages"][: int(control["files_used"])].sum())
             self.progress.storage_bytes = pages * resource.getpagesize()
         self._take_gpu_samples()
+        self._take_engine_counts()
         self._take_python_stacks(ns)
         self._note_own_cost(ns)
         if ns >= self._next_write_ns:
@@ -374,6 +377,12 @@ class Recorder:
         self._python.follow(self._members, ns, waited_for=not all(self._open.values()))
         for begin_ns, fact in self._python.drain():
             self.writer.add_fact("python_stacks", begin_ns, fact)
+
+    def _take_engine_counts(self) -> None:
+        """Engines are asked only while a client waits for a first token."""
+        self._metrics.await_token(not all(self._open.values()))
+        for ns, fact in self._metrics.drain():
+            self.writer.add_fact("engine_load", ns, fact)
 
     def _hold(self, stream: str, records: Records) -> None:
         if len(records):
@@ -425,6 +434,9 @@ class Recorder:
         facts = read_process(pid)
         if facts is not None:
             self.writer.add_fact("process", now_ns(), facts.as_fact())
+            engine = engine_named(facts.engine)
+            if engine is not None and engine.metrics:
+                self._metrics.follow(pid, engine.metrics)
         limit = memory_limit(pid)
         if limit is not None:
             self.writer.add_fact("memory", now_ns(), {"tgid": pid, **limit.as_fact()})
@@ -448,6 +460,7 @@ class Recorder:
         self._python.process_ends(pid)
         self._members.discard(pid)
         self._met.pop(pid, None)
+        self._metrics.forget(pid)
         self._tap.process_gone(pid, int(event["start_ns"]))
         if pid == self.limits.command_pid:
             self._command_ended = True
@@ -669,6 +682,7 @@ class Recorder:
             self._gpus.stop()
             for begin_ns, fact in self._python.stop():
                 self.writer.add_fact("python_stacks", begin_ns, fact)
+            self._metrics.stop()
             self._cycle()
             self._count_requests()
             self._sample_mounts("end")

@@ -41,10 +41,15 @@ class Process:
     tgid: int
     parent: int | None = None
     fork_ns: int | None = None
-    exec_ns: int | None = None
+    execs: tuple[int, ...] = ()  # a shell may execute the server in its own place
     exit_ns: int | None = None
     end_ns: int | None = None  # its last thread has left the CPU for good; memory is back
     facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def exec_ns(self) -> int | None:
+        """When what it runs now was executed."""
+        return self.execs[-1] if self.execs else None
 
     @property
     def start_ns(self) -> int:
@@ -420,7 +425,8 @@ def _apply(lives: dict[int, list[Process]], kind: Kind, event: Any, ns: int) -> 
                 of_pid[-1].end_ns = ns  # its exit was not seen; by now its pid is another's
             of_pid.append(Process(tgid, parent=int(event["a"]), fork_ns=ns))
     elif kind == Kind.EXEC:
-        _life(lives, tgid).exec_ns = ns
+        life = _life(lives, tgid)
+        life.execs = (*life.execs, ns)
     elif kind == Kind.PROCESS_EXIT:
         _life(lives, tgid).exit_ns = ns
     else:

@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from statistics import median
+from typing import Any
 
+import numpy as np
 import pytest
 
 from kernel.support import Recording, start_recording
-from ttftprof.model import FileUse, Report, Request
+from ttftprof.analysis import conclude
+from ttftprof.events import Kind, Records
+from ttftprof.model import CONFIDENCES, FileUse, Report, Request
+from ttftprof.recording import Reader, Source
+from ttftprof.timeline import build
 from workloads.scenarios import SCENARIOS, ScenarioRun, run_scenario
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 
-PHASE_ERROR = 0.02  # of TTFT, for every phase
+PHASE_ERROR = 0.02  # of TTFT, for every phase of every scenario
+MEDIAN_ERROR = 0.01  # of the scenarios' worst phases
+UNEXPLAINED = 0.02  # of TTFT, where the server has markers
+CAUSES_RIGHT = 0.9  # of the scenarios, with a source switched off
 CLIENT_ERROR_NS = 2_000_000
 # The scheduler can hold either side's stamp back by a time slice; a short TTFT feels it more.
 STAMP_NOISE_NS = 4_000_000
 STORAGE_ERROR = 0.01  # of the file's size
 ATTEMPTS = 3  # on a shared machine a stall of the whole VM can fall between the two stamps
 
-MARKED = [s.name for s in SCENARIOS.values() if s.markers]
+TOLD = [s.name for s in SCENARIOS.values() if s.markers or s.logs]
 
 
 @dataclass(frozen=True)
@@ -32,21 +44,75 @@ class Compared:
     run: ScenarioRun
     report: Report
     request: Request
+    path: Path
 
     def phase_errors(self) -> dict[str, int]:
         """Profiler minus truth, ns, by phase."""
         got, want = self.request.phase_totals(), self.run.truth.totals_ns
         return {p: got.get(p, 0) - want.get(p, 0) for p in {*got, *want}}
 
+    @property
+    def worst_ns(self) -> int:
+        return max(abs(e) for e in self.phase_errors().values())
+
     def weights(self) -> FileUse:
         return next(f for f in self.request.files if f.path == str(self.run.model_path))
+
+    def again(self, *without: str) -> Request:
+        """The measured request as the same recording tells it without some sources."""
+        with Reader(self.path) as reader:
+            report = conclude(build(Without(reader, without)), self.path)
+        return nearest(report, self.run)
+
+
+class Without:
+    """A recording as if some sources had been switched off: "marks" (calls) or "logs"."""
+
+    def __init__(self, reader: Reader, sources: Sequence[str]) -> None:
+        self._reader = reader
+        self._off = sources
+        self.path = reader.path
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        return self._reader.meta
+
+    def stream(self, stream: str) -> Records:
+        records = self._reader.stream(stream)
+        if stream == "events" and "marks" in self._off:
+            records = records[~np.isin(records["kind"], [Kind.MARK_ENTER, Kind.MARK_EXIT])]
+        return records
+
+    def has_field(self, stream: str, field: str) -> bool:
+        return self._reader.has_field(stream, field)
+
+    def facts(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
+        if kind == "mark" and "logs" in self._off:
+            return iter(())
+        return self._reader.facts(kind)
+
+    def sources(self) -> list[Source]:
+        return [
+            replace(s, state="absent", reason="switched off", lost="its facts")
+            if s.name in self._off
+            else s
+            for s in self._reader.sources()
+        ]
+
+    def lost(self) -> dict[str, int]:
+        return self._reader.lost()
+
+
+def nearest(report: Report, run: ScenarioRun) -> Request:
+    return min(report.requests, key=lambda r: abs(r.start_ns - run.truth.request_start_ns))
 
 
 def compare(name: str, workdir: Path) -> Compared:
     started: list[Recording] = []
+    path = workdir / f"{name}.ttft"
 
     def before(pid: int) -> None:
-        started.append(start_recording(workdir / f"{name}.ttft", "--pid", str(pid)))
+        started.append(start_recording(path, "--pid", str(pid)))
 
     def after(_pid: int) -> None:
         time.sleep(0.1)  # the answer's last bytes
@@ -54,8 +120,7 @@ def compare(name: str, workdir: Path) -> Compared:
 
     run = run_scenario(name, workdir, before_switch=before, after=after)
     report = started[0].report()
-    nearest = min(report.requests, key=lambda r: abs(r.start_ns - run.truth.request_start_ns))
-    return Compared(run, report, nearest)
+    return Compared(run, report, nearest(report, run), path)
 
 
 @pytest.fixture(scope="module")
@@ -63,25 +128,95 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("truth")
 
 
-def tolerated_ns(compared: Compared) -> float:
-    return max(PHASE_ERROR * compared.run.truth.ttft_ns, STAMP_NOISE_NS)
+@pytest.fixture(scope="module")
+def compared(workdir: Path) -> Callable[[str], Compared]:
+    """Each scenario once, again while the machine held the stamps of either side back."""
+
+    @cache
+    def best(name: str) -> Compared:
+        for _ in range(ATTEMPTS - 1):
+            found = compare(name, workdir)
+            if stamps_agree(found) and stayed_cached(found):
+                break
+        else:
+            found = compare(name, workdir)
+        check_exact(found)
+        return found
+
+    return best
 
 
-@pytest.mark.parametrize("name", MARKED)
-def test_phases_agree_with_the_servers_own_stamps(name: str, workdir: Path) -> None:
-    for attempt in range(ATTEMPTS):
-        compared = compare(name, workdir)
-        check_exact(compared)
-        worst = max(abs(e) for e in compared.phase_errors().values())
-        stamps_agree = worst <= tolerated_ns(compared) and client_error_ns(compared) <= (
-            CLIENT_ERROR_NS
-        )
-        if stamps_agree or attempt == ATTEMPTS - 1:
-            break
-    errors_ms = {p: e / 1e6 for p, e in compared.phase_errors().items()}
-    assert worst <= tolerated_ns(compared), errors_ms
-    assert client_error_ns(compared) <= CLIENT_ERROR_NS
-    assert compared.request.verdict.cause == compared.run.scenario.dominant
+def stamps_agree(found: Compared) -> bool:
+    return found.worst_ns <= tolerated_ns(found) and client_error_ns(found) <= CLIENT_ERROR_NS
+
+
+def stayed_cached(found: Compared) -> bool:
+    """Nobody pressed pages of the warmed file out of the cache meanwhile."""
+    seen, told = found.request.residency_before, found.run.residency_before
+    return seen is None or seen >= told - 1e-9
+
+
+def tolerated_ns(found: Compared) -> float:
+    return max(PHASE_ERROR * found.run.truth.ttft_ns, STAMP_NOISE_NS)
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_phases_agree_with_the_servers_own_stamps(
+    name: str, compared: Callable[[str], Compared]
+) -> None:
+    found = compared(name)
+    errors_ms = {p: e / 1e6 for p, e in found.phase_errors().items()}
+    assert found.worst_ns <= tolerated_ns(found), errors_ms
+    assert client_error_ns(found) <= CLIENT_ERROR_NS
+    assert found.request.verdict.cause == found.run.scenario.dominant
+    unexplained = found.request.phase_totals().get("unexplained", 0)
+    assert unexplained <= UNEXPLAINED * found.run.truth.ttft_ns
+
+
+def test_the_median_error_is_small(compared: Callable[[str], Compared]) -> None:
+    found = [compared(name) for name in TOLD]
+    assert len(found) >= 30
+    assert median(f.worst_ns / f.run.truth.ttft_ns for f in found) < MEDIAN_ERROR
+
+
+@pytest.mark.parametrize("off", [("marks",), ("logs",), ("marks", "logs")], ids="+".join)
+def test_with_less_to_go_by_the_cause_stays_right_and_less_sure(
+    off: tuple[str, ...], compared: Callable[[str], Compared]
+) -> None:
+    found = {name: compared(name) for name in TOLD}
+    again = {name: f.again(*off) for name, f in found.items()}
+    wrong = {
+        name: request.verdict.cause
+        for name, request in again.items()
+        if request.verdict.cause != found[name].run.scenario.dominant
+    }
+    assert len(wrong) <= (1 - CAUSES_RIGHT) * len(found), wrong
+    for name, request in again.items():
+        assert sum(request.phase_totals().values()) == request.ttft_ns
+        rank = CONFIDENCES.index(request.verdict.confidence)
+        assert rank >= max(CONFIDENCES.index(found[name].request.verdict.confidence), 1), name
+
+
+NOTES = {
+    "crash_and_reload": "ended by itself (SIGSEGV)",
+    "ollama_expired": "without a request",
+}
+SAID = {
+    "swap_switch": "once a second",
+    "ollama_switch": "until the GPU's free memory has risen",
+    "vllm_cache_full": "no room in the KV cache",
+    "lazy_mmap": "a load in disguise",
+    "slow_first_text": "tokens were decoded before the first one",
+}
+
+
+@pytest.mark.parametrize("name", [*NOTES, *SAID])
+def test_what_is_special_is_said(name: str, compared: Callable[[str], Compared]) -> None:
+    request = compared(name).request
+    if name in SAID:
+        assert SAID[name] in request.verdict.explanation
+    else:
+        assert any(NOTES[name] in note for note in request.notes)
 
 
 def client_error_ns(compared: Compared) -> int:

@@ -151,6 +151,13 @@ def test_a_model_that_had_expired() -> None:
     assert noted(only(scene), "unloaded after 0.1 s without a request")
 
 
+def test_a_runner_that_its_scheduler_kills_had_expired() -> None:
+    """Ollama sends no SIGTERM."""
+    scene = again(before=SWAPPED, now=SWAPPED, gone=80, status=9)
+    scene.event(Kind.SIGNAL, 75, OLD, flags=9, a=FRONT)
+    assert noted(only(scene), "unloaded after 0.1 s without a request")
+
+
 @pytest.mark.parametrize(
     ("status", "how"), [(11, "SIGSEGV"), (9, "SIGKILL"), (1 << 8, "exit code 1"), (31, "signal 31")]
 )

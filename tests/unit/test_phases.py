@@ -211,6 +211,67 @@ def test_a_health_check_that_passes_tells_readiness() -> None:
     assert ("init", 200, 520, I) in parts(scene.only_request().phases)
 
 
+def test_it_was_ready_when_it_came_to_rest() -> None:
+    """The front looks at 300 in vain and at 560; the server has had nothing to do since 450."""
+    scene = unmarked().mapped(NEW, B_GGUF, 200)
+    for at, status in ((300, 503), (560, 200)):
+        scene.request(NEW, at, headers=at, end=at, ports=(9_001, 40_002), status=status,
+                      endpoint="/health", method="GET", generates=False)  # fmt: skip
+    scene.wait(NEW, 162, 163, Wait.STORAGE).wait(NEW, 450, 559, Wait.LOCK)
+    assert ("init", 200, 450, I) in parts(scene.only_request().phases)
+
+
+def test_a_shell_that_executes_the_server_in_its_place_is_part_of_the_launch() -> None:
+    scene = ended(two_models()).forked(NEW, 162, parent=FRONT).executed(NEW, 163, comm="sh")
+    scene.executed(NEW, 180).call(NEW, "model_load", 200, 500).log(NEW, "model_loaded", 560)
+    check(answered(scene).only_request(), ("queue", 100, 103, I), ("evict", 103, 163, O), *STARTED)
+
+
+def test_a_server_that_executes_itself_anew_begins_there() -> None:
+    """What it did before was another life's work."""
+    scene = Scene().process(NEW).file(B_GGUF, "/models/b.gguf").forked(NEW, 10).executed(NEW, 11)
+    scene.request(NEW, 20, token=30, end=40, ports=(9_000, 50_009)).executed(NEW, 163)
+    scene.opened(NEW, B_GGUF, 195).call(NEW, "model_load", 200, 500).log(NEW, "model_loaded", 560)
+    scene.accepted(NEW, 565, socket=0xABC).request(NEW, 170, token=716, socket=0xABC)
+    assert last(scene)[0] == ("launch", 170, 200, O)
+
+
+def test_the_process_that_starts_the_engines_others_is_part_of_the_launch() -> None:
+    """A front, an API server and the engine's own process, which has the weights."""
+    scene = ended(two_models()).file(B_GGUF, "/m/b.safetensors")
+    scene.forked(400, 162, parent=FRONT).executed(400, 163, comm="vllm", engine="vllm")
+    scene.forked(NEW, 180, parent=400).executed(NEW, 181, comm="VLLM::EngineCor", engine="vllm")
+    scene.wait(400, 170, 500, Wait.NETWORK).wait(NEW, 182, 183, Wait.LOCK)
+    scene.opened(NEW, B_GGUF, 199).has_read(NEW, B_GGUF, 200, 500, 100 * MIB)
+    scene.log(400, "serving", 560).connected(FRONT, 571, local=40_001, remote=9_001)
+    scene.request(FRONT, 100, token=716).request(400, 572, token=715, ports=(9_001, 40_001))
+    check(
+        scene.only_request(),
+        ("queue", 100, 103, I), ("evict", 103, 163, O), ("launch", 163, 181, O),
+        ("launch", 181, 200, O), ("load", 200, 500, I), ("init", 500, 560, O),
+        ("ready_gap", 560, 572, O), ("prefill", 572, 716, I),
+    )  # fmt: skip
+
+
+def test_the_old_models_own_memory_fit_pass_did_not_begin_its_end() -> None:
+    """It was loaded while this request waited."""
+    scene = Scene().process(FRONT).file(A_GGUF, "/models/a.gguf").file(B_GGUF, "/models/b.gguf")
+    scene.forked(OLD, 104, parent=FRONT).executed(OLD, 105).call(OLD, "model_load", 106, 107)
+    scene.call(OLD, "model_free", 108, 109).call(OLD, "model_load", 110, 120)
+    scene.call(OLD, "context_free", 140, 145).exited(OLD, 150, gone=160, since=104)
+    request = started(scene).only_request()
+    assert ("evict", 140, 163, O) in parts(request.phases)
+
+
+@pytest.mark.parametrize(("tokens", "end"), [(38, 140), (7, 160)])
+def test_the_servers_log_tells_prefill(tokens: int, end: float) -> None:
+    """Only the line of this prompt."""
+    scene = Scene().process(NEW).file(B_GGUF).held(NEW, B_GGUF)
+    scene.log(NEW, "prompt_eval", 161, ms=40.0, tokens=tokens)
+    scene.request(NEW, 100, token=160, prompt_tokens=38)
+    assert parts(scene.only_request().phases)[0] == ("prefill", 100, end, I)
+
+
 def test_nothing_known_of_the_new_process_is_a_launch_until_it_served() -> None:
     request = unmarked().only_request()
     assert parts(request.phases)[-1] == ("prefill", 572, 716, I)

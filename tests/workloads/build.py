@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 SOURCE = Path(__file__).parent / "native" / "weights.c"
@@ -25,6 +26,16 @@ def build_library(build_dir: Path, *, markers: bool = True) -> Path:
     _compile(fresh, library.name, [] if markers else ["-DPLAIN_NAMES"])
     fresh.replace(library)
     return library
+
+
+def make_programs(folder: Path) -> Path:
+    """A folder of links to this Python under the names of engines, which are told by them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("llama-server", "ollama", "llama-swap", "vllm"):
+        link = folder / name
+        if not link.is_symlink():
+            link.symlink_to(Path(sys.executable).resolve())
+    return folder
 
 
 def _compile(output: Path, soname: str, extra: list[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from . import wire
 from .wire import now_ns
 
-_TEXT = re.compile(rb'"content": ?"[^"]')
+_TEXT = re.compile(rb'"(?:content|response)": ?"[^"]')
 _CONNECT_RETRY_S = 0.002
 
 
@@ -54,19 +54,18 @@ class ChatRequest:
     stream: bool = True
     timeout_s: float = 60.0
     host: str = "127.0.0.1"
+    path: str = "/v1/chat/completions"
 
     def encode(self) -> bytes:
         prompt = " ".join(f"w{index}" for index in range(self.prompt_tokens))
-        payload = {
-            "model": self.model,
-            "messages": [{"role": "user", "content": prompt}],
-            "max_tokens": self.max_tokens,
-            "stream": self.stream,
-            "temperature": 0,
-        }
+        asked: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}]}
+        if self.path == "/api/generate":
+            asked = {"prompt": prompt}
+        limits = {"max_tokens": self.max_tokens, "options": {"num_predict": self.max_tokens}}
+        payload = {"model": self.model, **asked, **limits, "stream": self.stream, "temperature": 0}
         body = json.dumps(payload).encode()
         lines = [
-            "POST /v1/chat/completions HTTP/1.1",
+            f"POST {self.path} HTTP/1.1",
             f"Host: {self.host}:{self.port}",
             "Content-Type: application/json",
             f"X-Request-Id: {self.request_id}",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+Style = Literal["router", "ollama", "llama-swap"]
 LoadMode = Literal["mmap", "populate", "random", "read", "pread", "direct", "lazy"]
 Compute = Literal["busy", "sleep"]
 
@@ -19,6 +21,11 @@ class ModelConfig:
     """One model: where its weights are, how its runner loads them, and what each step costs."""
 
     path: str = ""
+    shards: tuple[str, ...] = ()  # further files of the same weights
+    load_threads: int = 1  # how many threads load the files
+    engine: Literal["llama.cpp", "vllm"] = "llama.cpp"
+    context_tokens: int = 4096
+    cache_tokens: int = 0  # room in vLLM's KV cache; 0: enough
     load_mode: LoadMode = "mmap"
     compute: Compute = "busy"
     launch_ns: int = 0  # what imports and device discovery would cost, on top of Python's own start
@@ -46,7 +53,17 @@ class ServerConfig:
     markers: bool = True  # whether library_path exports llama.cpp's names
     health_quantum_ns: int = 50 * MS
     logs: bool = True
+    style: Style = "router"  # whose manner the front has
+    programs: str = ""  # folder of links by which programs are executed under an engine's name
+    vram_lag_ns: int = 0  # Ollama: a GPU's memory is back that long after a runner's end
+    keep_alive_ns: int = 0  # Ollama: a model not used for so long is unloaded; 0: never
+    unix_backend: bool = False  # the front reaches its runners over Unix sockets
+    wrapper_ns: int = 0  # runners are started by a shell that waits so long, then executes them
     kernel_stamps: bool = True  # a request's arrival by SO_TIMESTAMPNS; else by poll() and clock
+
+    def program(self, name: str) -> str:
+        """What a command line of an engine begins with."""
+        return f"{self.programs}/{name}" if self.programs else sys.executable
 
 
 def save_config(config: ServerConfig, path: Path) -> None:
@@ -55,5 +72,8 @@ def save_config(config: ServerConfig, path: Path) -> None:
 
 def load_config(path: Path) -> ServerConfig:
     raw: dict[str, Any] = json.loads(path.read_text())
-    raw["models"] = {name: ModelConfig(**model) for name, model in raw["models"].items()}
+    raw["models"] = {
+        name: ModelConfig(**{**model, "shards": tuple(model["shards"])})
+        for name, model in raw["models"].items()
+    }
     return ServerConfig(**raw)

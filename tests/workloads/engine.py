@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from .config import ModelConfig
@@ -74,7 +75,7 @@ class Engine:
         self._free_context = self._bind(f"{prefix}_free", None, [pointer])
         self._spend = self._bind("work_spend", None, [ctypes.c_int64, ctypes.c_int32])
         self._stamps = self._bind("work_stamps", None, [ctypes.POINTER(Stamps)])
-        self._model: int | None = None
+        self._models: list[int] = []
         self._context: int | None = None
 
     def _bind(self, name: str, result: Any, arguments: list[Any]) -> Any:
@@ -92,10 +93,18 @@ class Engine:
         return out
 
     def fit_pass(self) -> None:
-        self._free_model(self._load_file(header_only=True))
+        self._free_model(self._load_file(self._config.path, header_only=True))
 
     def load(self) -> Stamps:
-        self._model = self._load_file(header_only=False)
+        """All files of the weights, by as many threads as configured; first and last touch."""
+        paths = [self._config.path, *self._config.shards]
+        if self._config.load_threads == 1:
+            return _spanning([self._load_one(path) for path in paths])
+        with ThreadPoolExecutor(self._config.load_threads) as pool:
+            return _spanning(list(pool.map(self._load_one, paths)))
+
+    def _load_one(self, path: str) -> Stamps:
+        self._models.append(self._load_file(path, header_only=False))
         return self.stamps()
 
     def init(self) -> None:
@@ -103,7 +112,7 @@ class Engine:
         params = _ContextParams(
             config.kv_bytes, config.init_ns, config.prefill_ns_per_token, self._busy, 0
         )
-        self._context = self._init(self._model, params)
+        self._context = self._init(self._models[0], params)
 
     def decode(self, n_tokens: int) -> Stamps:
         self._decode(self._context, _Batch(n_tokens=n_tokens))
@@ -112,13 +121,18 @@ class Engine:
     def free(self) -> None:
         if self._context is not None:
             self._free_context(self._context)
-        if self._model is not None:
-            self._free_model(self._model)
+        for model in self._models:
+            self._free_model(model)
 
-    def _load_file(self, *, header_only: bool) -> int:
+    def _load_file(self, path: str, *, header_only: bool) -> int:
         params = _ModelParams(_LOAD_MODES.index(self._config.load_mode), int(header_only))
-        model: int | None = self._load(self._config.path.encode(), params)
+        model: int | None = self._load(path.encode(), params)
         if model is None:
             code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code), self._config.path)
+            raise OSError(code, os.strerror(code), path)
         return model
+
+
+def _spanning(loads: list[Stamps]) -> Stamps:
+    first = min(stamps.first_touch_ns for stamps in loads)
+    return Stamps(first_touch_ns=first, last_weight_ns=max(s.last_weight_ns for s in loads))

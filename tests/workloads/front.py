@@ -1,9 +1,10 @@
-"""The router: one port, at most one model resident, each model a child process executed anew.
+"""The fronts: one port, at most one model resident, each model a child process executed anew.
 
 As in llama-server's router mode: the old child is told to stop and waited for, the new one is
 executed on a port of its own, its /health is polled at a fixed quantum, then the request is
 forwarded and the reply relayed.  Requests are admitted first come, first served; one for another
-model waits until the resident one is unused.
+model waits until the resident one is unused.  `llama_swap` and `ollama` do so in the manners of
+those servers: what they override is what differs.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import json
 import os
 import re
 import select
+import shlex
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -46,9 +47,10 @@ class SwitchError(Exception):
 
 @dataclass(frozen=True)
 class Resident:
-    """The one model that runs."""
+    """The one model that runs. `host`: an address, or the path of a Unix socket."""
 
     model: str
+    host: str
     port: int
     process: subprocess.Popen[bytes]
 
@@ -115,6 +117,17 @@ class Switchboard:
                 self._line.remove(ticket)
                 self._turn.notify_all()
 
+    def idle(self) -> bool:
+        with self._turn:
+            return self._in_flight == 0 and not self._line
+
+    def unload(self) -> None:
+        """Ends the resident model with no successor, if nobody uses it."""
+        with self._turn:
+            if self._resident is None or self._in_flight or self._line:
+                return
+            self._evict("nobody")
+
     def _may_go(self, model: str) -> bool:
         return self._is_resident(model) or self._in_flight == 0
 
@@ -123,6 +136,9 @@ class Switchboard:
         return resident is not None and resident.model == model and resident.process.poll() is None
 
     def _switch(self, model: str) -> Switch:
+        old = self._resident
+        if old is not None and old.process.poll() is not None:
+            self._resident = None  # it ended by itself: there is nothing to evict
         kill_ns, reaped_ns = self._evict(model) if self._resident else (None, None)
         resident, exec_ns = self._spawn(model)
         self._resident = resident
@@ -142,7 +158,7 @@ class Switchboard:
         self._log.line(
             f"srv  unload_lru: evicting idle LRU name={old.model} to make room for name={successor}"
         )
-        _reap(old.process)
+        reap(old.process)
         reaped_ns = now_ns()
         self._log.line(
             f"srv  operator(): instance name={old.model} exited with status"
@@ -151,16 +167,39 @@ class Switchboard:
         return kill_ns, reaped_ns
 
     def _spawn(self, model: str) -> tuple[Resident, int]:
-        port = wire.free_port(self._config.host)
-        self._log.line(f"srv  load: spawning server instance with name={model} on port {port}")
-        command = [sys.executable, "-S", "-m", "workloads.runner", "--config"]
-        command += [str(self._config_path), "--model", model, "--port", str(port), "--routed"]
+        host, port = self._config.host, wire.free_port(self._config.host)
+        if self._config.unix_backend:
+            host = f"{self._config.programs}/{model}.{port}.sock"
+        self._say_spawning(model, port)
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            self._command(model, host, port),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
         )
         exec_ns = now_ns()  # Popen returns when the child's exec has succeeded
-        threading.Thread(target=_pass_stderr, args=(process, port), daemon=True).start()
-        return Resident(model, port, process), exec_ns
+        arguments = (process, self._relayed_prefix(port))
+        threading.Thread(target=_pass_stderr, args=arguments, daemon=True).start()
+        return Resident(model, host, port, process), exec_ns
+
+    def _command(self, model: str, host: str, port: int) -> list[str]:
+        """A command line like llama-server's; Python takes what stands before the module."""
+        config = self._config.models[model]
+        module = "vllm" if config.engine == "vllm" else "runner"
+        program = self._config.program("vllm" if module == "vllm" else "llama-server")
+        command = [program, "-S", "-m", f"workloads.{module}", "--config", str(self._config_path)]
+        command += ["--alias", model, "--model", config.path, "--host", host, "--port", str(port)]
+        command += ["--routed", "-c", str(config.context_tokens), "-np", str(config.parallel)]
+        if self._config.wrapper_ns:
+            wait = f"sleep {self._config.wrapper_ns / 1e9}; exec {shlex.join(command)}"
+            return ["/bin/sh", "-c", wait]
+        return command
+
+    def _say_spawning(self, model: str, port: int) -> None:
+        self._log.line(f"srv  load: spawning server instance with name={model} on port {port}")
+
+    def _relayed_prefix(self, port: int) -> bytes:
+        return b"[%d] " % port
 
     def _await_ready(self, resident: Resident) -> int:
         """Polls on an absolute schedule; when the first poll that found it ready returned."""
@@ -177,7 +216,7 @@ class Switchboard:
 
     def _is_healthy(self, resident: Resident) -> bool:
         try:
-            with wire.connect(self._config.host, resident.port, 5.0) as sock:
+            with wire.connect(resident.host, resident.port, 5.0) as sock:
                 sock.sendall(b"GET /health HTTP/1.1\r\nHost: runner\r\nConnection: close\r\n\r\n")
                 reply = wire.Reader(sock).read_message()
         except (OSError, wire.WireError):
@@ -186,11 +225,11 @@ class Switchboard:
 
 
 class Front:
-    def __init__(self, config: ServerConfig, config_path: Path) -> None:
+    def __init__(self, config: ServerConfig, board: Switchboard, log: Log) -> None:
         self._config = config
-        self._log = Log(enabled=config.logs)
+        self._log = log
         self._truth = TruthWriter(config.truth_path)
-        self._board = Switchboard(config, config_path, self._log)
+        self._board = board
         self._request_ids = itertools.count(1)
 
     def run(self) -> None:
@@ -256,14 +295,11 @@ class Front:
         admission: Admission,
     ) -> None:
         resident, switch = admission.resident, admission.switch
-        with wire.connect(self._config.host, resident.port, RELAY_TIMEOUT_S) as upstream:
+        with wire.connect(resident.host, resident.port, RELAY_TIMEOUT_S) as upstream:
             forward_ns = now_ns()
-            upstream.sendall(_forwarded(request, request_id))
-            self._log.line(
-                f"srv  proxy_reques: proxying request to model {resident.model}"
-                f" on port {resident.port}"
-            )
-            relay = Relay(upstream, connection)
+            upstream.sendall(self._forwarded(request, request_id))
+            self._say_forwarding(resident)
+            relay = self._relaying(upstream, connection, request, resident.model)
             try:
                 relay.run()
             finally:
@@ -283,6 +319,23 @@ class Front:
                     first_token_ns=relay.first_token_ns,
                     complete=relay.complete,
                 )
+
+    def _forwarded(self, request: wire.Message, request_id: str) -> bytes:
+        return forwarded(request.start_line, request.body, request_id)
+
+    def _say_forwarding(self, resident: Resident) -> None:
+        self._log.line(
+            f"srv  proxy_reques: proxying request to model {resident.model} on port {resident.port}"
+        )
+
+    def _relaying(
+        self,
+        upstream: socket.socket,
+        downstream: socket.socket,
+        _request: wire.Message,
+        _model: str,
+    ) -> Relay:
+        return Relay(upstream, downstream)
 
 
 class Relay:
@@ -332,18 +385,18 @@ def _content_length(start: bytes) -> int:
     return int(found.group(1)) if found else 0
 
 
-def _forwarded(request: wire.Message, request_id: str) -> bytes:
+def forwarded(start_line: str, body: bytes, request_id: str) -> bytes:
     headers = {
         "Host": "runner",
         "X-Request-Id": request_id,
         "Content-Type": "application/json",
-        "Content-Length": str(len(request.body)),
+        "Content-Length": str(len(body)),
     }
-    lines = [request.start_line, *(f"{name}: {value}" for name, value in headers.items())]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode() + request.body
+    lines = [start_line, *(f"{name}: {value}" for name, value in headers.items())]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
 
 
-def _reap(process: subprocess.Popen[bytes]) -> None:
+def reap(process: subprocess.Popen[bytes]) -> None:
     """Woken by the exit itself: Popen.wait with a timeout would poll, in steps of up to 50 ms."""
     fd = os.pidfd_open(process.pid)
     try:
@@ -356,18 +409,21 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _pass_stderr(process: subprocess.Popen[bytes], port: int) -> None:
+def _pass_stderr(process: subprocess.Popen[bytes], prefix: bytes) -> None:
     assert process.stderr is not None
     for line in process.stderr:
-        os.write(2, b"[%d] %b" % (port, line))
+        os.write(2, prefix + line)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="workloads.front")
+def run(board: type[Switchboard] = Switchboard, front: type[Front] = Front) -> None:
+    """A front as its command line configures it."""
+    parser = argparse.ArgumentParser()
     parser.add_argument("--config", required=True, type=Path)
     config_path = parser.parse_args().config
-    Front(load_config(config_path), config_path).run()
+    config = load_config(config_path)
+    log = Log(enabled=config.logs)
+    front(config, board(config, config_path, log), log).run()
 
 
 if __name__ == "__main__":
-    main()
+    run()

@@ -15,6 +15,11 @@ class Log:
         if self._enabled:
             os.write(2, f"{self._elapsed()} I {text}\n".encode())
 
+    def plain(self, text: str) -> None:
+        """A line in another server's form."""
+        if self._enabled:
+            os.write(2, f"{text}\n".encode())
+
     def _elapsed(self) -> str:
         """M.SS.mmm.uuu"""
         total_us = (time.monotonic_ns() - self._start_ns) // 1000

@@ -20,11 +20,17 @@ _TESTS_DIR = Path(__file__).parents[1]
 
 @contextmanager
 def started(
-    module: str, *arguments: str, stderr: IO[bytes] | None = None
+    module: str,
+    *arguments: str,
+    stderr: IO[bytes] | None = None,
+    program: str = sys.executable,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A program of this package; it and all it started are gone when the block ends, however."""
+    """A program of this package; it and all it started are gone when the block ends, however.
+
+    `program`: what its command line begins with, see `build.make_programs`.
+    """
     process = subprocess.Popen(
-        [sys.executable, "-S", "-m", f"workloads.{module}", *arguments],
+        [program, "-S", "-m", f"workloads.{module}", *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=stderr,

@@ -99,11 +99,11 @@ class Runner:
         self._kernel_stamps = config.kernel_stamps and not routed
         self._main_ns = now_ns()
 
-    def run(self, port: int) -> None:
+    def run(self, host: str, port: int) -> None:
         on_sigterm(self._stop)
         _exit_when_stdin_ends()
-        listener = wire.listen(self._config.host, port, kernel_stamps=self._kernel_stamps)
-        print(json.dumps({"listening": listener.getsockname()[1]}), flush=True)
+        listener = wire.listen(host, port, kernel_stamps=self._kernel_stamps)
+        print(json.dumps({"listening": port or listener.getsockname()[1]}), flush=True)
         if self._routed:
             _thread(self._accept, listener)
         engine = self._start()
@@ -215,7 +215,8 @@ class Runner:
             _thread(self._connection, connection)
 
     def _connection(self, connection: socket.socket) -> None:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if connection.family == socket.AF_INET:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(REQUEST_TIMEOUT_S)
         reader = wire.Reader(connection, kernel_stamps=self._kernel_stamps)
         try:
@@ -227,7 +228,7 @@ class Runner:
             connection.close()
 
     def _answer(self, connection: socket.socket, request: wire.Message) -> None:
-        if request.path == "/v1/chat/completions" and request.method == "POST":
+        if request.path in ("/v1/chat/completions", "/completion") and request.method == "POST":
             self._answer_chat(connection, request, read_ns=now_ns())
         elif request.path == "/health":
             connection.sendall(self._health())
@@ -256,7 +257,8 @@ class Runner:
             received_ns=received_ns,
         )
         self._slots.put(job)
-        reply = Reply(connection, job, self._name)
+        kind = Completion if request.path == "/completion" else Reply
+        reply = kind(connection, job, self._name)
         first_token_ns: int | None = None
         try:
             first_token_ns = reply.stream() if body.get("stream") else reply.whole()
@@ -349,8 +351,18 @@ class Reply:
         return {"timings": timings, "usage": usage}
 
 
+class Completion(Reply):
+    """The same on llama-server's own endpoint."""
+
+    def _event(self, delta: dict[str, Any], finish: str | None, **more: Any) -> bytes:
+        event = {"content": delta.get("content") or "", "stop": finish is not None, **more}
+        return wire.chunk(f"data: {json.dumps(event, separators=(',', ':'))}\n\n".encode())
+
+
 def _count_tokens(body: dict[str, Any]) -> int:
     """One word is one token."""
+    if "prompt" in body:
+        return len(str(body["prompt"]).split())
     return sum(len(str(message.get("content", "")).split()) for message in body["messages"])
 
 
@@ -372,11 +384,17 @@ def _exit_when_stdin_ends() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="workloads.runner")
     parser.add_argument("--config", required=True, type=Path)
-    parser.add_argument("--model", required=True)
+    parser.add_argument("--alias", required=True)
+    parser.add_argument("--host")
     parser.add_argument("--port", required=True, type=int)
+    # What llama-server would take them for is in the configuration already.
+    for name in ("--model", "-c", "-np"):
+        parser.add_argument(name)
     parser.add_argument("--routed", action="store_true")
     options = parser.parse_args()
-    Runner(load_config(options.config), options.model, routed=options.routed).run(options.port)
+    config = load_config(options.config)
+    runner = Runner(config, options.alias, routed=options.routed)
+    runner.run(options.host or config.host, options.port)
 
 
 if __name__ == "__main__":

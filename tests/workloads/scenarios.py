@@ -8,23 +8,39 @@ Names say cache state, way of loading and prompt length; `dominant` is the phase
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import select
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from .build import WorkloadError, build_library
+from .build import WorkloadError, build_library, make_programs
 from .cache import drop_cache, make_model, residency, warm_cache
 from .client import ChatRequest, ClientResult, chat
-from .config import MIB, MS, LoadMode, ModelConfig, ServerConfig
+from .config import MIB, MS, LoadMode, ModelConfig, ServerConfig, Style
 from .server import Server, pick_port, router, supervised
 from .truth import TruthRequest, await_truth
 
 Hook = Callable[[int], None]
-Drive = Literal["switch", "resident", "queued", "queued_switch", "restart"]
+Drive = Literal[
+    "switch",
+    "resident",
+    "queued",
+    "queued_switch",
+    "restart",
+    "second",  # for b, while b is loaded for somebody else
+    "other",  # for a, while b is loaded for somebody else
+    "left",  # for b, after somebody who asked for b has hung up
+    "crashed",  # for b, which had been there until it crashed
+    "expired",  # for b, which had been there until nobody had used it for a while
+]
 
 SHORT_TOKENS = 34
 LONG_TOKENS = 1419
@@ -34,6 +50,7 @@ WEIGHTS_B_BYTES = 640 * MIB + 104729
 _SMALL_B_BYTES = 96 * MIB + 104729  # where the load is not what it is about
 _TINY_B_BYTES = 32 * MIB + 104729
 _SETTLE_S = 0.1
+_END_TIMEOUT_S = 10.0
 _AHEAD_S = 0.2  # how long the request in front has been at work when the queued one is sent
 
 _A = ModelConfig(load_mode="read", init_ns=5 * MS, prefill_ns_per_token=MS // 2)
@@ -55,10 +72,23 @@ class Scenario:
     health_quantum_ns: int = 20 * MS
     markers: bool = True
     logs: bool = True
+    style: Style = "router"
+    path: str = "/v1/chat/completions"
+    vram_lag_ns: int = 0
+    keep_alive_ns: int = 0
+    unix_backend: bool = False
+    wrapper_ns: int = 0
+    shards: int = 1
+    ahead_tokens: int = 1300  # of the answer that is under way when the measured request comes
 
     @property
     def measured_model(self) -> str:
-        return "a" if self.drive in ("resident", "queued") else "b"
+        return "a" if self.drive in ("resident", "queued", "other") else "b"
+
+    @property
+    def switches(self) -> bool:
+        """Whether the measured request waits for a load."""
+        return self.drive not in ("resident", "queued")
 
 
 @dataclass(frozen=True)
@@ -236,6 +266,132 @@ _ALL = [
         weights_b_bytes=_SMALL_B_BYTES,
     ),
     Scenario(
+        "wrapped_exec",
+        "the runner is executed by a shell in its own place, which waits first",
+        "launch",
+        b=replace(_B, launch_ns=100 * MS),
+        weights_b_bytes=_SMALL_B_BYTES,
+        wrapper_ns=200 * MS,
+    ),
+    Scenario(
+        "unix_backend",
+        "the front reaches its runners over Unix sockets",
+        "launch",
+        b=replace(_B, launch_ns=300 * MS),
+        weights_b_bytes=_SMALL_B_BYTES,
+        unix_backend=True,
+    ),
+    Scenario(
+        "parallel_slots",
+        "another answer is being decoded in the other of two slots",
+        "prefill",
+        drive="queued",
+        a=replace(_A, parallel=2, compute="sleep"),
+        prompt_tokens=400,
+        weights_b_bytes=_SMALL_B_BYTES,
+    ),
+    Scenario(
+        "second_for_the_same",
+        "the model is being loaded for somebody else",
+        "queue",
+        drive="second",
+        b=replace(_B, launch_ns=500 * MS, parallel=2, compute="sleep"),
+        weights_b_bytes=_SMALL_B_BYTES,
+        ahead_tokens=20,
+    ),
+    Scenario(
+        "other_while_loading",
+        "for the old model, while the new one is loaded for somebody else",
+        "queue",
+        drive="other",
+        b=replace(_B, launch_ns=500 * MS),
+        weights_b_bytes=_SMALL_B_BYTES,
+        ahead_tokens=100,
+    ),
+    Scenario(
+        "after_one_who_left",
+        "who caused the load has hung up; the server goes on with it",
+        "queue",
+        drive="left",
+        b=replace(_B, launch_ns=600 * MS),
+        weights_b_bytes=_SMALL_B_BYTES,
+        ahead_tokens=20,
+    ),
+    Scenario(
+        "crash_and_reload",
+        "the model was there until its runner crashed",
+        "launch",
+        drive="crashed",
+        b=replace(_B, launch_ns=300 * MS),
+        weights_b_bytes=_SMALL_B_BYTES,
+    ),
+    Scenario(
+        "shards_by_threads",
+        "three files of one set, read by two threads, by a library of no known names",
+        "load",
+        cold=True,
+        b=replace(_B, load_mode="read", load_threads=2, fit_pass=False),
+        weights_b_bytes=_SMALL_B_BYTES,
+        shards=3,
+        markers=False,
+    ),
+    Scenario(
+        "ollama_switch",
+        "Ollama: the old runner is gone, and the scheduler waits for the GPU's memory",
+        "evict",
+        style="ollama",
+        path="/api/chat",
+        vram_lag_ns=600 * MS,
+        weights_b_bytes=_TINY_B_BYTES,
+    ),
+    Scenario(
+        "ollama_expired",
+        "Ollama: the model was unloaded because nobody used it",
+        "launch",
+        drive="expired",
+        style="ollama",
+        path="/api/generate",
+        keep_alive_ns=1_500 * MS,
+        b=replace(_B, launch_ns=400 * MS),
+        weights_b_bytes=_TINY_B_BYTES,
+    ),
+    Scenario(
+        "swap_switch",
+        "llama-swap: ready soon after its first look, and it looks once a second",
+        "ready_gap",
+        style="llama-swap",
+        b=replace(_B, launch_ns=250 * MS, compute="sleep"),
+        weights_b_bytes=_TINY_B_BYTES,
+    ),
+    Scenario(
+        "swap_to_vllm",
+        "llama-swap in front of vLLM: front, API server and engine core are three processes",
+        "launch",
+        style="llama-swap",
+        b=replace(_B, engine="vllm", load_mode="read", fit_pass=False, launch_ns=600 * MS),
+        weights_b_bytes=_SMALL_B_BYTES,
+        markers=False,
+    ),
+    Scenario(
+        "vllm_cache_full",
+        "vLLM: the other answer has the KV cache, this prompt does not fit beside it",
+        "queue",
+        drive="queued",
+        style="llama-swap",
+        a=replace(
+            _A,
+            engine="vllm",
+            fit_pass=False,
+            cache_tokens=400,
+            prefill_ns_per_token=4 * MS,
+            compute="sleep",
+        ),
+        prompt_tokens=60,
+        weights_b_bytes=_TINY_B_BYTES,
+        ahead_tokens=150,
+        markers=False,
+    ),
+    Scenario(
         "plain_names",
         "cold mmap by a library whose names no profiler knows, and no logs",
         "load",
@@ -264,13 +420,13 @@ def run_scenario(
     """
     scenario = SCENARIOS[name] if isinstance(name, str) else name
     config, run_dir = _prepare_files(scenario, workdir, port or pick_port())
-    with _resident_a(scenario, config, run_dir) as server:
+    with _resident(scenario, config, run_dir) as server:
         time.sleep(_SETTLE_S)
         measured = Path(config.models[scenario.measured_model].path)
         before = _prepare_cache(scenario, measured)
         if before_switch is not None:
             before_switch(server.pid)
-        clients = _drive(scenario, server)
+        clients = _drive(scenario, config, server)
         requests = await_truth(config.truth_path, {client.request_id for client in clients})
         if after is not None:
             after(server.pid)
@@ -293,54 +449,109 @@ def run_scenario(
 def _prepare_files(scenario: Scenario, workdir: Path, port: int) -> tuple[ServerConfig, Path]:
     run_dir = workdir / f"{scenario.name}.{time.monotonic_ns()}"
     run_dir.mkdir(parents=True)
-    a = make_model(workdir / "a.weights", WEIGHTS_A_BYTES)
-    b = make_model(workdir / f"b-{scenario.weights_b_bytes}.weights", scenario.weights_b_bytes)
+    a, *_ = _weights(scenario, workdir, "a", WEIGHTS_A_BYTES)
+    b, *shards = _weights(scenario, workdir, "b", scenario.weights_b_bytes)
     library = build_library(workdir / "build", markers=scenario.markers)
     config = ServerConfig(
-        models={"a": replace(scenario.a, path=str(a)), "b": replace(scenario.b, path=str(b))},
+        models={
+            "a": replace(scenario.a, path=a),
+            "b": replace(scenario.b, path=b, shards=tuple(shards)),
+        },
         library_path=str(library),
         truth_path=str(run_dir / "truth.jsonl"),
         port=port,
         markers=scenario.markers,
         health_quantum_ns=scenario.health_quantum_ns,
         logs=scenario.logs,
+        style=scenario.style,
+        programs=str(make_programs(workdir / "bin")),
+        vram_lag_ns=scenario.vram_lag_ns,
+        keep_alive_ns=scenario.keep_alive_ns,
+        unix_backend=scenario.unix_backend,
+        wrapper_ns=scenario.wrapper_ns,
     )
     return config, run_dir
 
 
+def _weights(scenario: Scenario, workdir: Path, model: str, size_bytes: int) -> list[str]:
+    """The files of a model, named as the engine has them: `.weights`, blobs, numbered shards."""
+    stem = "a" if model == "a" else f"b-{size_bytes}"
+    if scenario.style == "ollama":
+        (workdir / "blobs").mkdir(exist_ok=True)
+        names = [f"blobs/sha256-{hashlib.sha256(stem.encode()).hexdigest()}"]
+    elif model == "b" and scenario.shards > 1:
+        count = scenario.shards
+        names = [f"{stem}-{n:05}-of-{count:05}.safetensors" for n in range(1, count + 1)]
+    elif getattr(scenario, model).engine == "vllm":
+        names = [f"{stem}.safetensors"]
+    else:
+        names = [f"{stem}.weights"]
+    return [str(make_model(workdir / name, size_bytes)) for name in names]
+
+
 @contextmanager
-def _resident_a(scenario: Scenario, config: ServerConfig, run_dir: Path) -> Iterator[Server]:
-    """A server in which model a has just answered somebody."""
+def _resident(scenario: Scenario, config: ServerConfig, run_dir: Path) -> Iterator[Server]:
+    """A server in which a model has just answered somebody: a, or b where b is to come again."""
     start = supervised if scenario.drive == "restart" else router
     with start(config, run_dir) as server:
         if scenario.drive == "restart":
             server.restart("a")
-        _ask(server, "a", "prepare", prompt_tokens=2, max_tokens=1)
+        model = "b" if scenario.drive in ("crashed", "expired") else "a"
+        _ask(server, model, "prepare", prompt_tokens=2, max_tokens=1, path=scenario.path)
         yield server
 
 
 def _prepare_cache(scenario: Scenario, measured: Path) -> float:
     """The measured file's residency, 0..1, made what the scenario is about."""
     if scenario.cold:
-        drop_cache(measured)
+        for shard in measured.parent.glob(measured.name.replace("00001-of", "*-of")):
+            drop_cache(shard)
     elif scenario.b.load_mode != "direct":
         warm_cache(measured)
     return residency(measured)
 
 
-def _drive(scenario: Scenario, server: Server) -> list[ClientResult]:
-    if scenario.drive in ("queued", "queued_switch"):
+def _drive(scenario: Scenario, config: ServerConfig, server: Server) -> list[ClientResult]:
+    if scenario.drive in ("queued", "queued_switch", "second", "other"):
         return _drive_queued(scenario, server)
-    if scenario.drive == "restart":
+    if scenario.drive == "left":
+        leaving = ChatRequest(server.port, "b", "left", 34, scenario.ahead_tokens, timeout_s=0.15)
+        if chat(leaving).outcome != "timeout":
+            raise WorkloadError("the one who was to leave got an answer")
+    elif scenario.drive == "restart":
         server.restart("b")
+    elif scenario.drive == "crashed":
+        os.kill(_runner_pid(config), signal.SIGSEGV)
+        _await_end(_runner_pid(config))
+    elif scenario.drive == "expired":
+        _await_end(_runner_pid(config))
     return [_ask_measured(scenario, server)]
+
+
+def _runner_pid(config: ServerConfig) -> int:
+    """The runner that was able to serve last."""
+    lines = [json.loads(line) for line in Path(config.truth_path).read_text().splitlines()]
+    return int([line["pid"] for line in lines if line["source"] == "runner"][-1])
+
+
+def _await_end(pid: int) -> None:
+    """Until a process is gone, its memory with it; its parent may not have waited for it yet."""
+    with suppress(ProcessLookupError):
+        fd = os.pidfd_open(pid)
+        try:
+            if not select.select([fd], [], [], _END_TIMEOUT_S)[0]:
+                raise WorkloadError(f"pid {pid} did not end")
+        finally:
+            os.close(fd)
 
 
 def _drive_queued(scenario: Scenario, server: Server) -> list[ClientResult]:
     ahead: list[ClientResult] = []
 
     def send_ahead() -> None:
-        ahead.append(_ask(server, "a", "ahead", prompt_tokens=200, max_tokens=1300))
+        model = "b" if scenario.drive in ("second", "other") else "a"
+        tokens = scenario.ahead_tokens
+        ahead.append(_ask(server, model, "ahead", prompt_tokens=200, max_tokens=tokens))
 
     thread = threading.Thread(target=send_ahead)
     thread.start()
@@ -357,6 +568,7 @@ def _ask_measured(scenario: Scenario, server: Server) -> ClientResult:
         "measured",
         prompt_tokens=scenario.prompt_tokens,
         stream=scenario.stream,
+        path=scenario.path,
     )
 
 
@@ -368,8 +580,11 @@ def _ask(
     prompt_tokens: int,
     max_tokens: int = 8,
     stream: bool = True,
+    path: str = "/v1/chat/completions",
 ) -> ClientResult:
-    request = ChatRequest(server.port, model, request_id, prompt_tokens, max_tokens, stream)
+    request = ChatRequest(
+        server.port, model, request_id, prompt_tokens, max_tokens, stream, path=path
+    )
     result = chat(request)
     if result.outcome != "ok":
         raise WorkloadError(

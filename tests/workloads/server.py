@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,7 +38,12 @@ class Server:
 @contextmanager
 def router(config: ServerConfig, workdir: Path) -> Iterator[Server]:
     """A front that listens; no model is resident yet."""
-    with _started("front", config, workdir) as process:
+    module, program = {
+        "router": ("front", "llama-server"),
+        "ollama": ("ollama", "ollama"),
+        "llama-swap": ("llama_swap", "llama-swap"),
+    }[config.style]
+    with _started(module, config, workdir, config.program(program)) as process:
         port = int(hear(process, START_TIMEOUT_S)["listening"])
         yield Server(process, port, _log_path(workdir))
 
@@ -56,12 +62,14 @@ def pick_port(host: str = "127.0.0.1") -> int:
 
 
 @contextmanager
-def _started(module: str, config: ServerConfig, workdir: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _started(
+    module: str, config: ServerConfig, workdir: Path, program: str = sys.executable
+) -> Iterator[subprocess.Popen[bytes]]:
     config_path = workdir / "config.json"
     save_config(config, config_path)
     with (
         _log_path(workdir).open("ab") as log,
-        started(module, "--config", str(config_path), stderr=log) as process,
+        started(module, "--config", str(config_path), stderr=log, program=program) as process,
     ):
         yield process
 

@@ -48,7 +48,7 @@ class Supervisor:
             self._server.wait(EXIT_TIMEOUT_S)
         reaped_ns = now_ns()
         command = [sys.executable, "-S", "-m", "workloads.runner", "--config"]
-        command += [str(self._config_path), "--model", model, "--port", str(self._port)]
+        command += [str(self._config_path), "--alias", model, "--port", str(self._port)]
         self._server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         exec_ns = now_ns()
         assert self._server.stdout is not None

@@ -145,6 +145,12 @@ def wall_offset_ns() -> int:
 
 
 def listen(host: str, port: int, *, kernel_stamps: bool = False) -> socket.socket:
+    """A listening socket; a host that is a path is a Unix socket, as llama-server has it."""
+    if host.startswith("/"):
+        unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        unix.bind(host)
+        unix.listen(64)
+        return unix
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if kernel_stamps:
@@ -174,6 +180,11 @@ def _await_stamping(host: str) -> None:
 
 
 def connect(host: str, port: int, timeout_s: float) -> socket.socket:
+    if host.startswith("/"):
+        unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        unix.settimeout(timeout_s)
+        unix.connect(host)
+        return unix
     sock = socket.create_connection((host, port), timeout_s)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock

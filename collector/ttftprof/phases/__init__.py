@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ttftprof.model import Evidence, Phase
-from ttftprof.phases.edges import INFERRED, Cutter, Edge
+from ttftprof.phases.edges import INFERRED, OBSERVED, Cutter, Edge
 from ttftprof.phases.queues import blocked_until, holder
 from ttftprof.phases.room import evicted, first_act, frees, was_serving
 from ttftprof.phases.served import Served, requests_of
@@ -53,7 +53,14 @@ def critical_processes(
         "ready_gap": front,
         "unexplained": server,
     }
-    return [busy.get(phase.phase, server) for phase in phases]
+    holding = [busy.get(phase.phase, server) for phase in phases]
+    if start is not None and start.launcher is not None:
+        loads_ns = start.process.exec_ns or 0
+        return [
+            start.launcher.tgid if p.phase == "launch" and p.end_ns <= loads_ns else tgid
+            for p, tgid in zip(phases, holding, strict=True)
+        ]
+    return holding
 
 
 def partition(timeline: Timeline, served: Served, everyone: Sequence[Served]) -> tuple[Phase, ...]:
@@ -108,6 +115,10 @@ def _before_ready(
         timeline, served, start.process, start.load_begin.ns
     ):
         _evict_inside(timeline, served, start.load_begin, everyone, cutter)
+    if start.launcher is not None and start.process.exec_ns is not None:
+        pid = start.process.tgid
+        started = Evidence("process", f"pid {pid}, which loads the weights, was executed", pid)
+        cutter.until("launch", Edge(start.process.exec_ns, OBSERVED, started))
     cutter.until("launch", start.load_begin)
     cutter.until("load", start.load_end)
     cutter.until("init", start.ready)

@@ -63,8 +63,11 @@ def first_act(timeline: Timeline, after_ns: int, old: Process) -> Edge | None:
     for mark in timeline.marks:
         if mark.name == "evicting":
             acts.append(Edge(mark.ns, OBSERVED, Evidence("log", "the front said it evicts")))
+    # What is freed before the last load was the memory-fit pass.
+    loads = timeline.calls_of(old.tgid, "model_load", 0, old.gone_ns)
+    loaded_ns = loads[-1].start_ns if loads else 0
     for name in ("context_free", "model_free"):
-        for call in timeline.calls_of(old.tgid, name):
+        for call in timeline.calls_of(old.tgid, name, loaded_ns):
             acts.append(
                 Edge(call.start_ns, INFERRED, Evidence("call", f"pid {old.tgid} freed its model"))
             )
@@ -77,7 +80,7 @@ def was_serving(timeline: Timeline, served: Served, process: Process, load_ns: i
     it had answered with it, or freed what it had loaded before recording began."""
     if load_ns <= served.front.start_ns:
         return False
-    if first_answered_ns(timeline, process) < served.front.start_ns:
+    if first_answered_ns(timeline, process, process.exec_ns or 0) < served.front.start_ns:
         return True
     freed = frees(timeline, served, load_ns)
     loads = timeline.calls_of(process.tgid, "model_load")

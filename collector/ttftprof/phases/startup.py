@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from ttftprof.activities import process_activities
 from ttftprof.events import Kind, MmapFlag, Records
 from ttftprof.model import Evidence
 from ttftprof.phases.edges import INFERRED, OBSERVED, Edge
@@ -33,6 +34,7 @@ class StartUp:
     load_end: Edge | None
     ready: Edge | None
     shards: tuple[FileFacts, ...] = ()
+    launcher: Process | None = None  # of the same engine, executed first to start the process
 
     @property
     def weights(self) -> FileFacts | None:
@@ -45,35 +47,71 @@ def start_up(timeline: Timeline, served: Served) -> StartUp | None:
     process = timeline.process_at(served.server, at_ns)
     if process is None:
         return None
+    front = served.front.tgid
     in_hand_ns = _weights_taken_up_in_hand(timeline, served, process)
     if in_hand_ns is not None:
-        return start_up_of(timeline, process, served.last_ns, in_hand_ns)
-    return start_up_of(timeline, process, _work_begins(timeline, served, process))
+        return start_up_of(timeline, process, served.last_ns, in_hand_ns, front)
+    begins_ns = _work_begins(timeline, served, process)
+    return start_up_of(timeline, process, begins_ns, front=front)
 
 
 def start_up_of(
-    timeline: Timeline, process: Process, before_ns: int, in_hand_ns: int | None = None
+    timeline: Timeline,
+    process: Process,
+    before_ns: int,
+    in_hand_ns: int | None = None,
+    front: int | None = None,
 ) -> StartUp:
     """How a process came to serve what it loaded last before a moment.
 
-    `in_hand_ns`: when it took the request with which in hand it took up the weights.
+    `in_hand_ns`: when it took the request with which in hand it took up the weights; `front`: who
+    passed the request on, and so was there before.
     """
     load = _weights_call(timeline, process, before_ns)
     shards = weights_of(timeline, process, load, before_ns, in_hand_ns)
     load_begin, load_end = _load_edges(timeline, process, load, shards, before_ns)
     if in_hand_ns is not None and load_begin is not None:
         load_end = load_ended(timeline, process, load_begin.ns, before_ns) or load_end
+    launcher = _launcher(timeline, process, front)
+    first = launcher or process
     began = None
-    if process.exec_ns is not None:
+    if first.execs:
         began = Edge(
-            process.exec_ns,
+            _launched_ns(timeline, first),
             OBSERVED,
-            Evidence("process", f"pid {process.tgid} was executed", process.tgid, "pid"),
+            Evidence("process", f"pid {first.tgid} was executed", first.tgid, "pid"),
         )
     ready = _ready(timeline, process, load_end or load_begin or began, before_ns)
     if in_hand_ns is not None and load_end is not None:
         ready = began_to_run(timeline, process, load_end.ns, before_ns) or ready
-    return StartUp(process, began, load_begin, load_end, ready, shards)
+    return StartUp(process, began, load_begin, load_end, ready, shards, launcher)
+
+
+def _launched_ns(timeline: Timeline, process: Process) -> int:
+    """Its last execution, or the first of a row in which it did nothing but execute the next."""
+    at = process.execs[-1]
+    for earlier in reversed(process.execs[:-1]):
+        used = timeline.calls_of(process.tgid, None, earlier, at) or any(
+            e.tgid == process.tgid and earlier <= e.start_ns < at for e in timeline.exchanges
+        )
+        if used:
+            break
+        at = earlier
+    return at
+
+
+def _launcher(timeline: Timeline, process: Process, front: int | None) -> Process | None:
+    """The first process of an engine that starts others of its own to hold the weights (an API
+    server, its engine core, its workers), if it was executed while recording."""
+    found, engine = None, timeline.engine_of(process.tgid)
+    for tgid in ancestors(timeline, process):
+        parent = timeline.process_at(tgid, process.start_ns)
+        if parent is None or not parent.execs or tgid == front:
+            break
+        if engine is None or timeline.engine_of(tgid) is not engine:
+            break
+        found = parent
+    return found
 
 
 def _weights_taken_up_in_hand(timeline: Timeline, served: Served, process: Process) -> int | None:
@@ -93,7 +131,8 @@ def _work_begins(timeline: Timeline, served: Served, process: Process) -> int:
     """The latest moment at which the server can have become able to serve this request."""
     if served.worker is not None:
         first = first_prompt_call(timeline, process, served)
-        return first.start_ns if first else served.last_ns
+        if first is not None or served.back is None:
+            return first.start_ns if first else served.last_ns
     if served.back is not None:
         return served.back.start_ns
     begins_ns = taken_ns(timeline, served.front)
@@ -331,15 +370,41 @@ def _began_to_listen(
 def _passed_a_check(
     timeline: Timeline, process: Process, after_ns: int, before_ns: int
 ) -> Edge | None:
-    healthy = [
-        e.headers_ns
+    """A look at it that it passed; it was able to before, from when it had nothing more to do."""
+    looks = [
+        e
         for e in timeline.exchanges
         if e.tgid == process.tgid
         and not e.generates
-        and e.status == 200
         and e.headers_ns
         and after_ns <= e.headers_ns <= before_ns
     ]
-    if not healthy:
+    passed = next((e for e in looks if e.status == 200), None)
+    if passed is None or passed.headers_ns is None:
         return None
-    return Edge(min(healthy), INFERRED, Evidence("sockets", "first health check that it passed"))
+    refused = [e.headers_ns for e in looks if e.status != 200 and e.start_ns < passed.start_ns]
+    idle_ns = _idle_since_ns(
+        timeline, process, max([after_ns, *(r for r in refused if r)]), passed.start_ns
+    )
+    if idle_ns is not None:
+        at_rest = "it had nothing more to do until the first health check, which it passed"
+        return Edge(idle_ns, INFERRED, Evidence("scheduler", at_rest))
+    found = Evidence("sockets", "first health check that it passed")
+    return Edge(passed.headers_ns, INFERRED, found)
+
+
+_AT_REST = ("idle", "lock")
+_REST_NS = 20_000_000  # a shorter pause is no rest
+_STIR_NS = 1_000_000  # nor is this an end of one: a timer, a thread that looks about
+
+
+def _idle_since_ns(
+    timeline: Timeline, process: Process, after_ns: int, until_ns: int
+) -> int | None:
+    """Since when a process has only waited for others, up to a moment; None if it has not."""
+    since = until_ns
+    for piece in reversed(process_activities(timeline, process.tgid, after_ns, until_ns)):
+        if piece.activity not in _AT_REST and piece.duration_ns > _STIR_NS:
+            break
+        since = piece.start_ns
+    return since if until_ns - since >= _REST_NS else None

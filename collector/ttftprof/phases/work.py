@@ -41,15 +41,15 @@ def _handed_on(
     """When the process that computes got the request."""
     if served.worker is not None and start is not None:
         call = first_prompt_call(timeline, start.process, served)
-        if call is None:
-            return None
-        began = Evidence("call", f"pid {served.server} began to work on a prompt", call.tid, "tid")
-        return Edge(call.start_ns, INFERRED, began)
+        if call is not None:
+            did = f"pid {served.server} began to work on a prompt"
+            return Edge(call.start_ns, INFERRED, Evidence("call", did, call.tid, "tid"))
     if served.back is not None:
-        evidence = Evidence("sockets", f"the front passed the request on to pid {served.server}")
+        to = served.back.tgid
+        evidence = Evidence("sockets", f"the front passed the request on to pid {to}")
         return Edge(served.back.start_ns, OBSERVED, evidence)
     accepted = accepted_ns(timeline, served.front)
-    if accepted is None or not switched:
+    if accepted is None or served.worker is not None or not switched:
         return None
     return Edge(accepted, OBSERVED, Evidence("sockets", "the server took the connection"))
 
@@ -107,13 +107,32 @@ def _prefill_end(timeline: Timeline, served: Served, begin_ns: int) -> Edge | No
     prompt_ms = mine.timings.get("prompt_ms")
     if prompt_ms is None and "prompt_eval_duration_ns" in mine.timings:
         prompt_ms = mine.timings["prompt_eval_duration_ns"] / 1e6
-    if prompt_ms:
-        return Edge(
-            begin_ns + round(prompt_ms * 1e6),
-            INFERRED,
-            Evidence("response", "the server's own figure for the prompt", prompt_ms, "ms"),
-        )
-    return None
+    source = "response"
+    if not prompt_ms:
+        prompt_ms, source = _logged_ms(timeline, served), "log"
+    if not prompt_ms:
+        return None
+    figure = Evidence(source, "the server's own figure for the prompt", prompt_ms, "ms")
+    return Edge(begin_ns + round(prompt_ms * 1e6), INFERRED, figure)
+
+
+_LOGGED_WITHIN_NS = 100_000_000  # of an answer's end
+
+
+def _logged_ms(timeline: Timeline, served: Served) -> float | None:
+    """What the server's log gives for the prompt: written once it is done, or with the answer."""
+    mine = served.last_hop
+    first_ns, end_ns = mine.first_token_ns, mine.end_ns
+    if first_ns is None:
+        return None
+    told = [
+        m.values
+        for m in timeline.marks_of(served.server, "prompt_eval")
+        if mine.start_ns <= m.ns <= (end_ns or first_ns) + _LOGGED_WITHIN_NS
+    ]
+    wanted = None if mine.prompt_tokens is None else mine.prompt_tokens - (mine.cached_tokens or 0)
+    fitting = [v for v in told if wanted in (None, v.get("tokens"))]
+    return float(fitting[0]["ms"]) if len(fitting) == 1 and "ms" in fitting[0] else None
 
 
 def _last_prompt_decode(timeline: Timeline, decodes: Sequence[Call], mine: Exchange) -> Edge:

@@ -1,0 +1,214 @@
+"""vLLM's structure: an API server with the HTTP, and an engine-core process with the weights.
+
+After vllm/v1 of vLLM 0.29 (October 2026): the API server starts `VLLM::EngineCore` and talks to it
+over a Unix socket (ZeroMQ there, lines of JSON here), listens when the engine is up, logs
+"Application startup complete", and answers /health, /metrics, /v1/chat/completions, /sleep,
+/wake_up and /is_sleeping. Model weights, scheduling and the KV cache are the core's: `vllm_core`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from . import wire
+from .config import ServerConfig, load_config
+from .logs import Log
+from .oneself import on_sigterm
+from .truth import TruthWriter
+from .wire import now_ns
+
+IMPORTS_SHARE = 0.5  # of what a launch costs; the rest is the core's
+
+
+class Core:
+    """The API server's end of the engine."""
+
+    def __init__(self, config_path: Path, alias: str) -> None:
+        ours, theirs = socket.socketpair()
+        command = ["VLLM::EngineCore", "-S", "-m", "workloads.vllm_core"]
+        command += ["--config", str(config_path), "--alias", alias, "--fd", str(theirs.fileno())]
+        self.process = subprocess.Popen(
+            command,
+            executable=sys.executable,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.PIPE,
+            env={**os.environ, "PYTHONHOME": sys.base_prefix},
+        )
+        theirs.close()
+        self._lines = ours.makefile("rb")
+        self._socket = ours
+        self._lock = threading.Lock()
+        self._waiting: dict[str, queue.SimpleQueue[dict[str, Any]]] = {}
+        self.counts: dict[str, float] = {"running": 0, "waiting": 0, "cache_use": 0}
+        self.started: dict[str, Any] = json.loads(self._lines.readline())
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def ask(self, request_id: str, **fields: Any) -> queue.SimpleQueue[dict[str, Any]]:
+        """What the core says of this request, in order."""
+        answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        with self._lock:
+            self._waiting[request_id] = answers
+            self._socket.sendall(json.dumps({"id": request_id, **fields}).encode() + b"\n")
+        return answers
+
+    def _listen(self) -> None:
+        for line in self._lines:
+            told = json.loads(line)
+            self.counts = told.pop("counts", self.counts)
+            answers = self._waiting.get(told.get("id", ""))
+            if answers is not None:
+                answers.put(told)
+        os._exit(1)  # as the real one does when its engine died
+
+
+class ApiServer:
+    def __init__(
+        self, config: ServerConfig, config_path: Path, alias: str, *, routed: bool
+    ) -> None:
+        self._config, self._alias, self._routed = config, alias, routed
+        self._log = Log(enabled=config.logs)
+        self._truth = TruthWriter(config.truth_path)
+        self._ids = itertools.count(1)
+        until_ns = now_ns() + int(config.models[alias].launch_ns * IMPORTS_SHARE)
+        while now_ns() < until_ns:  # imports keep a core busy
+            pass
+        self._core = Core(config_path, alias)
+
+    def run(self, host: str, port: int) -> None:
+        on_sigterm(self._leave)
+        listener = wire.listen(host, port)
+        self._log.plain("INFO:     Application startup complete.")
+        self._truth.write(
+            "runner",
+            pid=os.getpid(),
+            model=self._alias,
+            ready_ns=now_ns(),
+            **self._core.started,
+        )
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        while os.read(0, 4096):
+            pass
+        self._leave()
+
+    def _leave(self) -> None:
+        self._core.process.kill()
+        self._core.process.wait()
+        os._exit(0)
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            connection, _ = listener.accept()
+            threading.Thread(target=self._connection, args=(connection,), daemon=True).start()
+
+    def _connection(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        reader = wire.Reader(connection)
+        try:
+            while (request := reader.read_message()) is not None:
+                self._answer(connection, request)
+        except (OSError, wire.WireError):
+            pass
+        finally:
+            connection.close()
+
+    def _answer(self, connection: socket.socket, request: wire.Message) -> None:
+        if request.path == "/v1/chat/completions":
+            self._answer_chat(connection, request)
+        elif request.path == "/metrics":
+            connection.sendall(_text(self._metrics()))
+        elif request.path in ("/sleep", "/wake_up"):
+            answers = self._core.ask(f"admin-{next(self._ids)}", act=request.path[1:])
+            answers.get()
+            connection.sendall(wire.json_response(200, {}))
+        elif request.path in ("/health", "/is_sleeping"):
+            connection.sendall(wire.json_response(200, {}))
+        else:
+            connection.sendall(wire.json_response(404, {"error": "no such path"}))
+
+    def _metrics(self) -> str:
+        """The gauges of vllm/v1/metrics/loggers.py that tell of waiting."""
+        labels = f'engine="0",model_name="{self._alias}"'
+        counts = self._core.counts
+        return "".join(
+            f"# TYPE {name} gauge\n{name}{{{labels}{more}}} {value}\n"
+            for name, more, value in (
+                ("vllm:num_requests_running", "", counts["running"]),
+                ("vllm:num_requests_waiting", "", counts["waiting"]),
+                (
+                    "vllm:num_requests_waiting_by_reason",
+                    ',reason="capacity"',
+                    counts["waiting"],
+                ),
+                ("vllm:kv_cache_usage_perc", "", counts["cache_use"]),
+            )
+        )
+
+    def _answer_chat(self, connection: socket.socket, request: wire.Message) -> None:
+        body: dict[str, Any] = json.loads(request.body)
+        prompt = sum(len(str(m["content"]).split()) for m in body["messages"])
+        request_id = request.headers.get("x-request-id") or f"v{next(self._ids)}"
+        wanted = {"prompt_tokens": prompt, "max_tokens": int(body.get("max_tokens", 8))}
+        answers = self._core.ask(request_id, act="generate", **wanted)
+        headers = {"Content-Type": "text/event-stream", "Transfer-Encoding": "chunked"}
+        connection.sendall(wire.head(200, headers) + _event({"role": "assistant", "content": ""}))
+        first_token_ns, told = 0, {}
+        while "done" not in (told := answers.get()):
+            data = _event({"content": told["text"]})
+            first_token_ns = first_token_ns or now_ns()
+            connection.sendall(data)
+        usage = {"prompt_tokens": prompt, "completion_tokens": wanted["max_tokens"]}
+        connection.sendall(_event({}, finish="length") + _event(None, usage=usage))
+        connection.sendall(wire.chunk(b"data: [DONE]\n\n") + wire.chunk(b""))
+        self._truth.write(
+            "served",
+            request_id=request_id,
+            pid=os.getpid(),
+            model=self._alias,
+            kind="router" if self._routed else "single",
+            request_start_ns=request.first_byte_ns,
+            received_ns=request.first_byte_ns,
+            prompt_tokens=prompt,
+            first_token_ns=first_token_ns,
+            complete=True,
+            **told["done"],
+        )
+
+
+def _event(delta: dict[str, Any] | None, finish: str | None = None, **more: Any) -> bytes:
+    choices = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": finish}]
+    event = {"object": "chat.completion.chunk", "choices": choices, **more}
+    return wire.chunk(f"data: {json.dumps(event)}\n\n".encode())
+
+
+def _text(body: str) -> bytes:
+    headers = {"Content-Type": "text/plain; version=0.0.4", "Content-Length": str(len(body))}
+    return wire.head(200, headers) + body.encode()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="vllm")
+    parser.add_argument("--config", required=True, type=Path)
+    parser.add_argument("--alias", required=True)
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--port", required=True, type=int)
+    parser.add_argument("--routed", action="store_true")
+    for name in ("--model", "-c", "-np"):
+        parser.add_argument(name)
+    options = parser.parse_args()
+    config = load_config(options.config)
+    server = ApiServer(config, options.config, options.alias, routed=options.routed)
+    server.run(options.host, options.port)
+
+
+if __name__ == "__main__":
+    main()
