@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import socket
+import ssl
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +19,17 @@ import pytest
 
 from kernel.support import Recording, recording, start_recording
 from lab.llama_server import LlamaServer
+from ttftprof.sources.http import NO_TOKENS, NOT_STREAMED, TOKEN_INFERRED, Connection, Exchange
+from workloads.styles import DIALOGS, STYLES, UNSEEN
+from workloads.transcripts import SERVERS, transcript
 
 pytestmark = pytest.mark.kernel
 
 LAB = Path(__file__).parents[1] / "lab"
 CANARIES = (b"CANARY", b"sk-")
 TOKENS = 12
+TIMEOUT_S = 10
+RESIDENT_BYTES = 120_000_000
 STAMP_ERROR_NS = 5_000_000  # a thread may lose its core between its own stamp and the call
 TYPICAL_ERROR_NS = 100_000
 
@@ -142,3 +151,352 @@ def test_first_tokens_ends_after_exactly_so_many(
     with seen.reader() as reader:
         assert reader.meta["ended_because"] == "3 first token(s) seen"
     assert [r.model for r in seen.report().requests] == ["a"] * 3
+
+
+# -- every way to read and write, every protocol ---------------------------------------------------
+
+
+@dataclass
+class Styles:
+    """The server of `workloads.styles`, its recording, and what it said of its own answers."""
+
+    process: subprocess.Popen[str]
+    ports: dict[str, int]
+    path: str
+    said: list[dict[str, Any]] = field(default_factory=list)
+    facts: list[dict[str, Any]] = field(default_factory=list)
+    seen: Recording | None = None
+    asked: dict[str, tuple[int, list[int]]] = field(default_factory=dict)
+    """By name: the client's port, and when it sent each request."""
+
+    def take(self, lines: Iterator[str]) -> None:
+        for line in lines:
+            self.said.append(json.loads(line))
+
+    def open(self, style: str) -> socket.socket:
+        if style == "unix":
+            sock = socket.socket(socket.AF_UNIX)
+            sock.settimeout(TIMEOUT_S)
+            sock.connect(self.path)
+            return sock
+        return socket.create_connection(("127.0.0.1", self.ports[style]), TIMEOUT_S)
+
+    def ask(self, style: str, *dialogs: str, name: str = "") -> None:
+        """Asks one after another on one connection, and closes it."""
+        with self.open(style) as sock:
+            self.talk(sock, name or f"{style}:{dialogs[0]}", *dialogs)
+
+    def talk(self, sock: socket.socket, name: str, *dialogs: str, port: int = 0) -> None:
+        own = sock.getsockname()
+        port = port or (own[1] if isinstance(own, tuple) else 0)
+        _, stamps = self.asked.setdefault(name, (port, []))
+        for dialog in dialogs:
+            stamps.append(time.monotonic_ns())
+            sock.sendall(request_for(dialog))
+            hear_out(sock, dialog)
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        """The exchanges seen on a connection, oldest first."""
+        port, _ = self.asked[name]
+        return [f for f in self.facts if f["remote_port"] == port]
+
+    def only(self, name: str) -> dict[str, Any]:
+        (fact,) = self.of(name)
+        return fact
+
+    def writes(self, style: str, dialog: str) -> list[int]:
+        """When the server began each write of its last answer of this kind."""
+        return next(
+            said["writes"]
+            for said in reversed(self.said)
+            if (said["style"], said["dialog"]) == (style, dialog)
+        )
+
+
+def request_for(dialog: str) -> bytes:
+    extra = f"X-Dialog: {dialog}\r\nAuthorization: Bearer sk-CANARY".encode()
+    if dialog in SERVERS:
+        line, _, rest = transcript(dialog)[0][1].partition(b"\r\n")
+        return line + b"\r\n" + extra + b"\r\n" + rest
+    method, path = {
+        "head": ("HEAD", "/health"),
+        "nothing": ("DELETE", "/models"),
+        "websocket": ("GET", "/ws"),
+        "embeddings": ("POST", "/v1/embeddings"),
+    }.get(dialog, ("POST", "/v1/chat/completions"))
+    body = b'{"model":"m","stream":true,"messages":"CANARY-prompt"}'
+    if method != "POST":
+        body = b""
+    head = f"{method} {path} HTTP/1.1\r\n".encode() + extra
+    return head + b"\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
+def hear_out(sock: socket.socket, dialog: str) -> None:
+    """Reads until all of the answer came."""
+    left = sum(map(len, DIALOGS[dialog]))
+    while left > 0:
+        got = sock.recv(1 << 16)
+        if not got:
+            return
+        left -= len(got)
+
+
+def unread_parts(styles: Styles) -> None:
+    """Connections that end early, in garbage or in what is no HTTP/1."""
+    with styles.open("recv-send") as sock:  # the client hangs up while it waits
+        styles.asked["cancelled"] = sock.getsockname()[1], [time.monotonic_ns()]
+        sock.sendall(request_for("hang"))
+        time.sleep(0.1)
+    with styles.open("recv-send") as sock:  # and between head and first token
+        styles.talk(sock, "stalled", "stalled")
+    with styles.open("recv-send") as sock:
+        styles.asked["pipelined"] = sock.getsockname()[1], [time.monotonic_ns()]
+        sock.sendall(request_for("vllm_chat_stream") + request_for("ollama_chat_stream"))
+        hear_out(sock, "vllm_chat_stream")
+        hear_out(sock, "ollama_chat_stream")
+    with styles.open("recv-send") as sock:
+        styles.asked["continue"] = sock.getsockname()[1], []
+        head, _, body = request_for("early").partition(b"\r\n\r\n")
+        sock.sendall(head + b"\r\nExpect: 100-continue\r\n\r\n")
+        assert sock.recv(100).startswith(b"HTTP/1.1 100")
+        sock.sendall(body)
+        hear_out(sock, "early")
+    with styles.open("recv-send") as sock:
+        styles.asked["http/2"] = sock.getsockname()[1], []
+        sock.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    for version in ("TLSv1_2", "TLSv1_3"):
+        context.minimum_version = context.maximum_version = ssl.TLSVersion[version]
+        with styles.open("tls") as plain:
+            port = plain.getsockname()[1]
+            with context.wrap_socket(plain) as sock:
+                for _ in range(2):
+                    styles.talk(sock, version, "vllm_chat_stream", port=port)
+    for i, rubbish in enumerate(RUBBISH):
+        with styles.open("recv-send") as sock, suppress(OSError):
+            styles.asked[f"rubbish {i}"] = sock.getsockname()[1], []
+            sock.settimeout(1)
+            sock.sendall(rubbish)
+            sock.shutdown(socket.SHUT_WR)
+            sock.recv(1)
+
+
+RUBBISH = [
+    bytes(range(256)) * 300,
+    b"GET / HTTP/1.1\r\nX-Long: " + b"CANARY" * 1_700_000 + b"\r\n\r\n",
+    b"GET / HTTP/1.1\r\nX-Never-Ends: CANARY",
+    b"POST /v1/completions HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\nCANARY",
+    b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"f" * 16 + b"\r\nCAN",
+    b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 500000\r\n\r\n" + b'{"a":' * 100_000,
+    b"\x16\x03\x01\xff\xff" + b"\x17\x03\x03\x00\x00" * 99,
+    b"GET",
+]
+TWO = ("vllm_chat_stream", "ollama_chat_stream")
+HOSTILE = ("deep", "huge-chunk", "huge-length", "cut-utf8")
+SPECIAL = ("gzip", "brotli", "embeddings", "loading", "early", "head", "nothing", "until-close",
+           "websocket")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def styles(tmp_path_factory: pytest.TempPathFactory) -> Styles:
+    """All conversations, in one recording; stopped."""
+    folder = tmp_path_factory.mktemp("styles")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "workloads.styles", str(folder)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[1],
+    )
+    assert process.stdout
+    first = json.loads(process.stdout.readline())
+    styles = Styles(process, first["ports"], first["path"])
+    reader = threading.Thread(target=styles.take, args=(iter(process.stdout),))
+    reader.start()
+    try:
+        with recording(folder / "styles.ttft", "--pid", str(process.pid)) as seen:
+            for style in STYLES:
+                styles.ask(style, "vllm_chat_stream", "vllm_chat_stream")
+            styles.ask("unix", "vllm_chat_stream", "ollama_chat_stream")
+            styles.ask("recv-send", *SERVERS, name="apis")
+            for dialog in (*SPECIAL, *HOSTILE):
+                styles.ask("recv-send", dialog)
+            unread_parts(styles)
+            time.sleep(0.3)
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()
+    styles.seen, styles.facts = seen, sorted(facts_of(seen), key=lambda f: f["start_ns"])
+    return styles
+
+
+def told(fact: dict[str, Any]) -> dict[str, Any]:
+    """What a fact says of its exchange, but for the moments and the place."""
+    place = ("socket", "tgid", "tid", "local_port", "remote_port", "request_bytes", "notes")
+    return {k: v for k, v in fact.items() if not k.endswith("_ns") and k not in place}
+
+
+def expected(dialog: str) -> dict[str, Any]:
+    """What the parser makes of a transcript when it is given all of it."""
+    ended: list[Exchange] = []
+    connection = Connection(ended.append)
+    for side, data in transcript(dialog):
+        (connection.received if side == "r" else connection.sent)(0, data)
+    connection.closed(0)
+    fact = asdict(ended[0]) | {"timings": dict(ended[0].timings)}
+    return told(json.loads(json.dumps(fact)))
+
+
+def token_write(dialog: str) -> int:
+    """Which write of a dialog carries its first token."""
+    moments: list[int] = []
+    connection = Connection(lambda e: moments.append(e.first_token_ns or 0))
+    for i, (side, data) in enumerate(transcript(dialog)):
+        (connection.received if side == "r" else connection.sent)(i, data)
+    return moments[0] - 1
+
+
+@pytest.mark.parametrize("style", [s for s in STYLES if s not in UNSEEN and s != "uring"])
+def test_every_way_to_read_and_write_shows_the_same(style: str, styles: Styles) -> None:
+    dialog = "vllm_chat_stream"
+    facts = styles.of(f"{style}:{dialog}")
+    assert [told(f) for f in facts] == [expected(dialog)] * 2
+    assert [f["notes"] for f in facts] == [[], []]
+    stamp = styles.writes(style, dialog)[token_write(dialog)]
+    assert facts[1]["first_token_ns"] == pytest.approx(stamp, abs=STAMP_ERROR_NS)
+    _, sent = styles.asked[f"{style}:{dialog}"]
+    assert facts[1]["start_ns"] == pytest.approx(sent[1], abs=STAMP_ERROR_NS)
+
+
+@pytest.mark.parametrize("style", UNSEEN)
+def test_an_answer_sent_out_of_no_buffer_counts_from_its_first_byte(
+    style: str, styles: Styles
+) -> None:
+    fact = styles.of(f"{style}:vllm_chat_stream")[0]
+    assert (fact["model"], fact["status"]) == ("Qwen/Qwen3-0.6B", 200)
+    assert TOKEN_INFERRED in fact["notes"]
+    assert fact["response_bytes"] == sum(map(len, DIALOGS["vllm_chat_stream"]))
+    writes = next(s["writes"] for s in styles.said if s["style"] == style)
+    assert fact["first_token_ns"] == pytest.approx(writes[1], abs=STAMP_ERROR_NS)
+
+
+def test_io_uring_gives_inferred_requests(styles: Styles) -> None:
+    facts = styles.of("uring:vllm_chat_stream")
+    assert [(f["protocol"], f["generates"], f["outcome"]) for f in facts] == [
+        ("unseen", True, "ok")
+    ] * 2
+    assert facts[1]["first_token_ns"] == pytest.approx(
+        styles.writes("uring", "vllm_chat_stream")[0], abs=STAMP_ERROR_NS
+    )
+    assert {f["response_bytes"] for f in facts} == {sum(map(len, DIALOGS["vllm_chat_stream"]))}
+
+
+def test_a_unix_socket_shows_the_same(styles: Styles) -> None:
+    facts = [f for f in styles.facts if f["local_port"] == 0]
+    assert [told(f) for f in facts] == [
+        expected("vllm_chat_stream"),
+        expected("ollama_chat_stream"),
+    ]
+    _, sent = styles.asked["unix:vllm_chat_stream"]
+    for fact, ns in zip(facts, sent, strict=True):
+        assert fact["start_ns"] == pytest.approx(ns, abs=STAMP_ERROR_NS)
+
+
+def test_every_api_is_read_to_its_last_figure(styles: Styles) -> None:
+    facts = styles.of("apis")
+    assert [told(f) for f in facts] == [expected(dialog) for dialog in SERVERS]
+    for dialog, fact in zip(SERVERS, facts, strict=True):
+        if fact["first_token_ns"] is None:
+            assert dialog == "llama_error"
+            continue
+        stamp = next(
+            s["writes"][token_write(dialog)]
+            for s in reversed(styles.said)
+            if s["dialog"] == dialog and s["style"] == "recv-send"
+            and fact["start_ns"] < s["writes"][0] < fact["end_ns"] + STAMP_ERROR_NS
+        )  # fmt: skip
+        assert fact["first_token_ns"] == pytest.approx(stamp, abs=STAMP_ERROR_NS)
+
+
+@pytest.mark.parametrize(
+    ("dialog", "wanted"),
+    [
+        ("gzip", {"status": 200, "outcome": "ok", "text_chunks": 2, "notes": ["compressed"]}),
+        ("embeddings", {"prompt_tokens": 5, "outcome": "ok", "notes": [NO_TOKENS]}),
+        ("loading", {"status": 503, "outcome": "error", "first_token_ns": None}),
+        ("early", {"status": 200, "outcome": "ok", "notes": [NOT_STREAMED]}),
+        ("head", {"status": 200, "outcome": "ok", "method": "HEAD", "first_body_ns": None}),
+        ("nothing", {"status": 204, "outcome": "ok", "first_token_ns": None}),
+        ("until-close", {"status": 200, "outcome": "cancelled", "text_chunks": 2}),
+        ("websocket", {"status": 101, "notes": ["switched to another protocol"]}),
+    ],
+)
+def test_what_is_special_is_said(dialog: str, wanted: dict[str, Any], styles: Styles) -> None:
+    fact = styles.only(f"recv-send:{dialog}")
+    assert {name: fact[name] for name in wanted} == wanted
+
+
+def test_an_unreadable_coding_counts_from_its_first_byte(styles: Styles) -> None:
+    fact = styles.only("recv-send:brotli")
+    assert TOKEN_INFERRED in fact["notes"]
+    stamp = styles.writes("recv-send", "brotli")[1]
+    assert fact["first_token_ns"] == pytest.approx(stamp, abs=STAMP_ERROR_NS)
+
+
+def test_clients_that_leave_are_cancelled(styles: Styles) -> None:
+    for name in ("cancelled", "stalled"):
+        fact = styles.only(name)
+        assert (fact["outcome"], fact["first_token_ns"]) == ("cancelled", None)
+    waited_ns = styles.only("cancelled")["end_ns"] - styles.only("cancelled")["start_ns"]
+    assert waited_ns == pytest.approx(100_000_000, rel=0.5)
+
+
+def test_pipelined_requests_are_two(styles: Styles) -> None:
+    facts = styles.of("pipelined")
+    assert [told(f) for f in facts] == [
+        expected("vllm_chat_stream"),
+        expected("ollama_chat_stream"),
+    ]
+    assert facts[0]["first_token_ns"] < facts[1]["first_token_ns"]
+
+
+def test_100_continue_is_no_answer(styles: Styles) -> None:
+    fact = styles.only("continue")
+    assert (fact["status"], fact["outcome"], fact["model"]) == (200, "ok", "m")
+
+
+@pytest.mark.parametrize("version", ["TLSv1_2", "TLSv1_3"])
+def test_tls_gives_inferred_requests(version: str, styles: Styles) -> None:
+    facts = styles.of(version)
+    assert [(f["protocol"], f["generates"], f["model"]) for f in facts] == [("tls", True, None)] * 2
+    _, sent = styles.asked[version]
+    both = [s["writes"] for s in styles.said if s["style"] == "tls"]
+    answers = both[:2] if version == "TLSv1_2" else both[2:]
+    for fact, began_ns, writes in zip(facts, sent, answers, strict=True):
+        assert "TLS" in fact["notes"][0]
+        assert TOKEN_INFERRED in fact["notes"]
+        assert fact["start_ns"] == pytest.approx(began_ns, abs=STAMP_ERROR_NS)
+        assert fact["first_token_ns"] == pytest.approx(writes[0], abs=STAMP_ERROR_NS)
+
+
+def test_http2_is_said(styles: Styles) -> None:
+    fact = styles.only("http/2")
+    assert (fact["protocol"], fact["notes"]) == ("http/2", ["HTTP/2 is not read"])
+
+
+def test_rubbish_does_no_harm(styles: Styles) -> None:
+    assert styles.seen
+    with styles.seen.reader() as reader:
+        assert reader.lost() == {}
+        assert reader.meta["complete"]
+        assert reader.meta["own"]["max_rss_bytes"] < RESIDENT_BYTES
+    for i in range(len(RUBBISH)):
+        assert all(f["first_token_ns"] is None for f in styles.of(f"rubbish {i}"))
+    for dialog in HOSTILE:
+        assert styles.only(f"recv-send:{dialog}")["status"] == 200
+
+
+def test_no_word_of_any_api_is_kept(styles: Styles) -> None:
+    assert styles.seen
+    assert_no_word_was_kept(styles.seen)

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ttftprof.events import TEXT, TextKind
+from ttftprof.sources import requests
+from ttftprof.sources.http import TOKEN_INFERRED
 from ttftprof.sources.requests import RequestTap, Seen
 
 SOCKET = 0xFFFF_8880_1234_5678
@@ -46,6 +48,7 @@ class Tap:
         self.tap = RequestTap(self.ended.append, self.moved.append, self._asked)
         self._ns = 0
         self.turn = 0
+        self.unix = False
 
     def _asked(self, socket: int, turn: int) -> None:
         self.quiet.append((socket, turn))
@@ -63,7 +66,8 @@ class Tap:
         self._ns += 10
         head = np.zeros(1, TEXT)[0]
         head["start_ns"] = self._ns
-        head["key"], head["dev"], head["tgid"], head["tid"] = socket, PORTS, 7, 8
+        head["key"], head["tgid"], head["tid"] = socket, 7, 8
+        head["dev"] = 0 if self.unix else PORTS
         head["kind"] = TextKind.SENT if sent else TextKind.RECEIVED
         self.turn += not sent
         head["flags"] = self.turn
@@ -183,6 +187,107 @@ def test_quiet_is_asked_for_once_a_response() -> None:
 def test_a_plain_answer_is_never_quiet() -> None:
     answer = message("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n", b'{"content":"x"}')
     assert Tap().received(REQUEST).sent(answer).quiet == []
+
+
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":99}}\n\n'
+
+
+def streaming() -> Tap:
+    """An answer in full flow: its first token was seen."""
+    return Tap().received(REQUEST).sent(STREAM_HEAD).sent(chunk(TOKEN))
+
+
+def test_the_last_writes_of_a_quiet_answer_are_read() -> None:
+    tap = streaming()
+    for _ in range(100):
+        tap.sent(chunk(TOKEN))
+    tap.sent(chunk(USAGE)).sent(chunk(b"data: [DONE]\n\n")).sent(LAST)
+    exchange = tap.ended[0].exchange
+    assert (exchange.prompt_tokens, exchange.completion_tokens) == (7, 99)
+    assert exchange.last_token_ns == 10 * 103
+    assert (exchange.text_chunks, exchange.notes) == (None, ())
+    sent = len(STREAM_HEAD) + 101 * len(chunk(TOKEN)) + len(chunk(USAGE)) + len(LAST)
+    assert exchange.response_bytes == sent + len(chunk(b"data: [DONE]\n\n"))
+
+
+def test_a_short_answer_is_read_whole() -> None:
+    tap = streaming().sent(chunk(TOKEN)).sent(LAST)
+    assert tap.ended[0].exchange.text_chunks == 2
+
+
+@pytest.mark.parametrize("end", ["request", "close", "big"])
+def test_what_is_kept_is_read_when_something_follows(end: str) -> None:
+    tap = streaming().sent(chunk(USAGE))
+    if end == "request":
+        tap.received(REQUEST)
+    elif end == "close":
+        tap.closed()
+    else:
+        tap.sent(chunk(b"data: " + b"x" * 600 + b"\n\n")).sent(LAST)
+    seen = tap.ended or tap.tap.pending()
+    assert seen[0].exchange.prompt_tokens == 7
+
+
+def test_no_quiet_while_another_request_waits() -> None:
+    tap = Tap().received(REQUEST).received(REQUEST).sent(STREAM_HEAD).sent(chunk(TOKEN))
+    assert tap.quiet == []
+    tap.sent(LAST).sent(STREAM_HEAD).sent(chunk(TOKEN))
+    assert tap.quiet == [(SOCKET, 2)]
+    assert tap.tap.pending()[0].exchange.first_token_ns is not None
+
+
+def test_bytes_that_lay_in_no_buffer_are_told_as_such() -> None:
+    tap = Tap().received(REQUEST).sent(STREAM_HEAD)
+    tap.sent(b"", total=500).closed()
+    exchange = tap.ended[0].exchange
+    assert exchange.first_token_ns == exchange.first_body_ns == 30
+    assert TOKEN_INFERRED in exchange.notes
+
+
+def test_a_connection_moved_unseen_gives_requests_by_turns() -> None:
+    tap = Tap()
+    for _ in range(2):
+        tap.received(b"", total=300)
+        for _ in range(3):
+            tap.sent(b"", total=200)
+    tap.closed()
+    assert [(e.exchange.start_ns, e.exchange.first_token_ns) for e in tap.ended] == [
+        (10, 20),
+        (50, 60),
+    ]
+    assert {(e.exchange.protocol, e.exchange.generates) for e in tap.ended} == {("unseen", True)}
+
+
+def test_a_process_takes_its_unix_sockets_with_it() -> None:
+    tap = Tap().received(REQUEST)
+    tap.tap.process_gone(7, 99)
+    assert tap.ended == []  # a TCP socket's states tell its end
+    tap.unix = True
+    tap.received(REQUEST, socket=1)
+    tap.tap.process_gone(8, 99)
+    assert tap.ended == []
+    tap.tap.process_gone(7, 99)
+    assert [(s.socket, s.exchange.outcome) for s in tap.ended] == [(1, "cancelled")]
+
+
+def test_what_many_connections_hold_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "MAX_BUFFERED_BYTES", 100_000)
+    tap = Tap()
+    for socket in range(50):
+        tap.received(b"GET / HTTP/1.1\r\nX: " + b"a" * 4_000, socket=socket + 1)
+    held = [t.buffered_bytes for t in tap.tap._open.values()]
+    assert sum(held) <= 100_000
+    assert held.count(0) == 26
+    assert "not read on" in tap.ended[0].exchange.notes[0]
+
+
+def test_how_many_connections_are_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "MAX_CONNECTIONS", 10)
+    tap = Tap()
+    for socket in range(30):
+        tap.received(REQUEST, socket=socket + 1)
+    assert len(tap.tap.pending()) == 10
+    assert len(tap.ended) == 20
 
 
 @pytest.mark.parametrize(

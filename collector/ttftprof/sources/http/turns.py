@@ -78,6 +78,7 @@ class Turns:
         """The connection is gone, at `ns`."""
         self._end(ns)
         if not self._spoken:
+            self._spoken = True
             self._idle.end_ns = ns
             self._on_end(self._idle)
 
