@@ -114,7 +114,8 @@ def test_a_handshake_alone_is_said_and_is_no_request() -> None:
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=30), st.booleans())
 def test_however_the_records_are_cut(sizes: list[int], new: bool) -> None:
-    whole = two_requests(HANDSHAKE_13 if new else HANDSHAKE_12, [("r", 5, FINISHED_13)] * new)
+    before: list[Step] = [("r", 5, FINISHED_13), ("s", 6, TICKETS)] if new else []
+    whole = two_requests(HANDSHAKE_13 if new else HANDSHAKE_12, before)
     cut: list[Step] = []
     for side, ms, data in whole:
         at = 0
