@@ -73,9 +73,11 @@ class Load:
 
 
 @contextmanager
-def serving(load: Path, gap_us: int) -> Iterator[Load]:
+def serving(load: Path, gap_us: int, wait_ms: int = 20, tokens: int = TOKENS) -> Iterator[Load]:
     process = subprocess.Popen(
-        [str(load), "serve", str(TOKENS), str(gap_us)], stdout=subprocess.PIPE, text=True
+        [str(load), "serve", str(tokens), str(gap_us), str(wait_ms)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout
     server = Load(process, int(process.stdout.readline()))
@@ -89,6 +91,18 @@ def serving(load: Path, gap_us: int) -> Iterator[Load]:
         reader.join()
 
 
+def ask(load: Path, server: Load, streams: int, requests: int) -> int:
+    """Asks over so many connections, so often on each; how many answers came."""
+    done = subprocess.run(
+        [str(load), "ask", str(server.port), str(streams), str(requests)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return len(done.stdout.splitlines())
+
+
 @pytest.mark.parametrize(("streams", "requests", "gap_us"), [(64, 8, 5_000), (1000, 2, 100_000)])
 def test_no_first_token_of_many_streams_is_missed(
     streams: int, requests: int, gap_us: int, load: Path, tmp_path: Path
@@ -97,18 +111,12 @@ def test_no_first_token_of_many_streams_is_missed(
         serving(load, gap_us) as server,
         recording(tmp_path / "many.ttft", "--pid", str(server.process.pid)) as seen,
     ):
-        asked = subprocess.run(
-            [str(load), "ask", str(server.port), str(streams), str(requests)],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-        )
+        asked = ask(load, server, streams, requests)
         time.sleep(0.3)
     with seen.reader() as reader:
         assert reader.lost() == {}
     facts = sorted(facts_of(seen), key=lambda f: f["start_ns"])
-    assert len(facts) == len(asked.stdout.splitlines()) == streams * requests
+    assert len(facts) == asked == streams * requests
     assert {(f["outcome"], *f["notes"]) for f in facts} == {("ok",)}
     assert {(f["prompt_tokens"], f["completion_tokens"]) for f in facts} == {(17, TOKENS)}
     by_port: dict[int, list[dict[str, Any]]] = {}
@@ -124,6 +132,82 @@ def test_no_first_token_of_many_streams_is_missed(
     assert errors[len(errors) // 2] < TYPICAL_ERROR_NS
     assert errors[-len(errors) // 100] < STAMP_ERROR_NS, errors[-20:]
     assert_no_word_was_kept(seen)
+
+
+def test_ten_thousand_requests_on_eight_connections(load: Path, tmp_path: Path) -> None:
+    with (
+        serving(load, gap_us=1, wait_ms=1, tokens=1) as server,
+        recording(tmp_path / "long.ttft", "--pid", str(server.process.pid)) as seen,
+    ):
+        assert ask(load, server, 8, 1_250) == 10_000
+        time.sleep(0.3)
+    facts = facts_of(seen)
+    with seen.reader() as reader:
+        assert reader.lost() == {}
+        assert reader.meta["own"]["max_rss_bytes"] < RESIDENT_BYTES
+    assert len(facts) == 10_000
+    assert {(f["completion_tokens"], f["first_token_ns"] is None) for f in facts} == {(1, False)}
+
+
+_BUSY = """
+import socket, sys, time
+if sys.argv[1] == "unix":
+    listener = socket.socket(socket.AF_UNIX); listener.bind(sys.argv[2]); listener.listen()
+else:
+    listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1] if sys.argv[1] == "tcp" else 0, flush=True)
+while True:
+    sock, _ = listener.accept()
+    for _ in range(2):
+        time.sleep(0.1)
+        if not sock.recv(1 << 16):
+            break
+        sock.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 15\\r\\n\\r\\n" + b'{"content":"x"}')
+    sock.close()
+"""
+
+
+@pytest.mark.parametrize("family", ["tcp", "unix"])
+def test_a_request_begins_when_it_reaches_a_busy_server(family: str, tmp_path: Path) -> None:
+    """Accepted but not read, waiting on a kept connection, and not even accepted."""
+    path = str(tmp_path / "socket")
+    process = subprocess.Popen(
+        [sys.executable, "-c", _BUSY, family, path], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout
+        port = int(process.stdout.readline())
+        sent = []
+
+        def connect() -> socket.socket:
+            sock = socket.socket(socket.AF_UNIX if family == "unix" else socket.AF_INET)
+            sock.settimeout(TIMEOUT_S)
+            sock.connect(path if family == "unix" else ("127.0.0.1", port))
+            return sock
+
+        def send(sock: socket.socket) -> None:
+            sent.append(time.monotonic_ns())
+            sock.sendall(request_for("embeddings"))
+
+        with recording(tmp_path / "busy.ttft", "--pid", str(process.pid)) as seen:
+            first = connect()
+            time.sleep(0.03)
+            send(first)
+            assert first.recv(100)
+            send(first)
+            second = connect()
+            time.sleep(0.03)
+            send(second)
+            assert first.recv(100)
+            assert second.recv(100)
+            first.close()
+            second.close()
+            time.sleep(0.2)
+    finally:
+        process.kill()
+        process.communicate()
+    starts = sorted(f["start_ns"] for f in facts_of(seen))
+    assert starts == pytest.approx(sent, abs=STAMP_ERROR_NS)
 
 
 # -- the real server ------------------------------------------------------------------------------

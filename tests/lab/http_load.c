@@ -1,13 +1,13 @@
 /*
  * Many streamed answers at once, over loopback, to hold the tap against.
  *
- *   http_load serve TOKENS GAP_US          prints its port, then a line a request
+ *   http_load serve TOKENS GAP_US WAIT_MS  prints its port, then a line a request
  *   http_load ask PORT STREAMS REQUESTS    prints a line a request
  *
  * Lines: the client's port, then CLOCK_MONOTONIC ns. The server: when the first
  * token was handed to send(), the last one likewise. The client: when it sent, and
  * when the first token had arrived. One thread each, epoll, keep-alive. Each
- * answer waits 20 to 220 ms, then streams TOKENS small chunks GAP_US apart, a usage
+ * answer waits WAIT_MS to 11 times that, then streams TOKENS small chunks GAP_US apart, a usage
  * chunk of vLLM's size, [DONE] and the last chunk, a write each.
  */
 #define _GNU_SOURCE
@@ -152,7 +152,7 @@ static bool take_request(struct conn *c)
 	return true;
 }
 
-static void serve(int tokens, long gap_ns)
+static void serve(int tokens, long gap_ns, long wait_ns)
 {
 	int listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0), epoll = epoll_create1(0);
 	struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -172,7 +172,7 @@ static void serve(int tokens, long gap_ns)
 				accept_all(epoll, listener);
 			} else if (c->fd >= 0 && take_request(c)) {
 				c->step = 0;
-				c->due_ns = now_ns() + 20000000 + random() % 200 * 1000000L;
+				c->due_ns = now_ns() + wait_ns + random() % 11 * wait_ns;
 			}
 		}
 		long now = now_ns();
@@ -265,8 +265,8 @@ int main(int argc, char **argv)
 	struct rlimit files = {MAX_CONNS + 64, MAX_CONNS + 64};
 
 	setrlimit(RLIMIT_NOFILE, &files);
-	if (argc == 4 && !strcmp(argv[1], "serve"))
-		serve(atoi(argv[2]), atol(argv[3]) * 1000);
+	if (argc == 5 && !strcmp(argv[1], "serve"))
+		serve(atoi(argv[2]), atol(argv[3]) * 1000, atol(argv[4]) * 1000000);
 	else if (argc == 5 && !strcmp(argv[1], "ask"))
 		ask_all(atoi(argv[2]), atoi(argv[3]), atoi(argv[4]));
 	else
