@@ -413,8 +413,9 @@ static __always_inline struct conn *unseen(const struct sock *sk, int ret, int f
 {
 	u64 key = (u64)sk;
 
-	if (ret <= 0 || flags & NOT_THE_STREAM || !current_slot() ||
-	    is_seen(bpf_get_current_task_btf()))
+	/* Nearly every transfer of anybody is seen, and leaves here. */
+	if (ret <= 0 || flags & NOT_THE_STREAM || is_seen(bpf_get_current_task_btf()) ||
+	    !current_slot())
 		return 0;
 	struct conn *c = bpf_map_lookup_elem(&conns, &key);
 	if (c && c->role == ROLE_UNKNOWN && c->accepted)
