@@ -177,8 +177,11 @@ static long next_byte(u32 index, struct beginning *b)
 {
 	u8 byte = 0;
 
-	if (b->have >= 4 || !b->length || !source_advance(&b->src) ||
-	    bpf_probe_read_user(&byte, 1, (void *)b->src.base))
+	if (b->have >= 4 || !b->length || !source_advance(&b->src))
+		return 1;
+	if (!b->src.left) /* an empty buffer of a vector */
+		return 0;
+	if (bpf_probe_read_user(&byte, 1, (void *)b->src.base))
 		return 1;
 	b->word = b->word << 8 | byte;
 	b->have++;
@@ -192,7 +195,7 @@ static __always_inline u32 begins_like(struct source *src, u64 length)
 {
 	struct beginning b = {.src = *src, .length = length};
 
-	bpf_loop(4, next_byte, &b, 0);
+	bpf_loop(8, next_byte, &b, 0);
 	return b.have == 4 ? looks_like(b.word) : LOOKS_OTHER;
 }
 
@@ -241,7 +244,7 @@ static __always_inline bool settle_role(struct conn *c, struct source *src, u64 
 {
 	struct beginning b = {.src = *src, .length = length, .word = c->first, .have = c->firsts};
 
-	bpf_loop(4, next_byte, &b, 0);
+	bpf_loop(8, next_byte, &b, 0);
 	c->first = b.word;
 	c->firsts = b.have;
 	if (b.have < 4)

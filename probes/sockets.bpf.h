@@ -129,7 +129,7 @@ static __always_inline void end_quiet(u64 key, struct conn *c)
 
 static __always_inline void conn_gone(u64 key, struct conn *c)
 {
-	if (c->role == ROLE_SERVER) {
+	if (c->role == ROLE_SERVER || c->firsts) {
 		end_quiet(key, c);
 		conn_event(EVENT_CONN, key, c->ports, TCP_CLOSE, 0);
 	}

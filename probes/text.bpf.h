@@ -64,6 +64,8 @@ static long send_piece(u32 index, struct sending *job)
 
 	if (!s || job->offset >= job->head.total || !source_advance(&job->src))
 		return 1;
+	if (!job->src.left) /* an empty buffer of a vector */
+		return 0;
 	u64 n = job->src.left;
 	if (n > job->head.total - job->offset)
 		n = job->head.total - job->offset;

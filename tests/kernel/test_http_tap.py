@@ -26,7 +26,7 @@ from workloads.transcripts import SERVERS, transcript
 pytestmark = pytest.mark.kernel
 
 LAB = Path(__file__).parents[1] / "lab"
-CANARIES = (b"CANARY", b"sk-")
+CANARY = b"CANARY"  # in every prompt, answer and key here
 TOKENS = 12
 TIMEOUT_S = 10
 RESIDENT_BYTES = 120_000_000
@@ -42,8 +42,7 @@ def facts_of(seen: Recording) -> list[dict[str, Any]]:
 def assert_no_word_was_kept(seen: Recording) -> None:
     """Neither in the recording nor in anything that lies beside it."""
     for path in seen.path.parent.glob(f"{seen.path.name}*"):
-        for canary in CANARIES:
-            assert canary not in path.read_bytes(), path
+        assert CANARY not in path.read_bytes(), path
 
 
 # -- many streams ---------------------------------------------------------------------------------

@@ -124,6 +124,8 @@ class Connection:
         if framing is None or framing.of_known_length or len(self._unanswered) != 1:
             return False
         draft = self._unanswered[0]
+        if draft.body is None or draft.body.needs_every_byte:
+            return False
         return draft.facts.first_text_ns is not None and draft.reads_lines
 
     @property

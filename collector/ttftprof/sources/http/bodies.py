@@ -365,6 +365,11 @@ class ResponseBody:
             self._sniff = False
 
     @property
+    def needs_every_byte(self) -> bool:
+        """Compressed: after a hole nothing can be read."""
+        return self._inflater is not None
+
+    @property
     def buffered_bytes(self) -> int:
         """What it holds of the body: a line that is not complete, a decompressor's window."""
         return len(self._line) + (0 if self._inflater is None else INFLATER_BYTES)
