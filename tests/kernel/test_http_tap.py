@@ -287,12 +287,13 @@ class Styles:
         (fact,) = self.of(name)
         return fact
 
-    def writes(self, style: str, dialog: str) -> list[int]:
-        """When the server began each write of its last answer of this kind."""
+    def writes(self, style: str, dialog: str, fact: dict[str, Any]) -> list[int]:
+        """When the server began each write of the answer that a fact tells of."""
         return next(
             said["writes"]
-            for said in reversed(self.said)
+            for said in self.said
             if (said["style"], said["dialog"]) == (style, dialog)
+            and fact["start_ns"] < said["writes"][0] < fact["end_ns"] + STAMP_ERROR_NS
         )
 
 
@@ -446,7 +447,7 @@ def test_every_way_to_read_and_write_shows_the_same(style: str, styles: Styles) 
     facts = styles.of(f"{style}:{dialog}")
     assert [told(f) for f in facts] == [expected(dialog)] * 2
     assert [f["notes"] for f in facts] == [[], []]
-    stamp = styles.writes(style, dialog)[token_write(dialog)]
+    stamp = styles.writes(style, dialog, facts[1])[token_write(dialog)]
     assert facts[1]["first_token_ns"] == pytest.approx(stamp, abs=STAMP_ERROR_NS)
     _, sent = styles.asked[f"{style}:{dialog}"]
     assert facts[1]["start_ns"] == pytest.approx(sent[1], abs=STAMP_ERROR_NS)
@@ -470,7 +471,7 @@ def test_io_uring_gives_inferred_requests(styles: Styles) -> None:
         ("unseen", True, "ok")
     ] * 2
     assert facts[1]["first_token_ns"] == pytest.approx(
-        styles.writes("uring", "vllm_chat_stream")[0], abs=STAMP_ERROR_NS
+        styles.writes("uring", "vllm_chat_stream", facts[1])[0], abs=STAMP_ERROR_NS
     )
     assert {f["response_bytes"] for f in facts} == {sum(map(len, DIALOGS["vllm_chat_stream"]))}
 
@@ -493,12 +494,7 @@ def test_every_api_is_read_to_its_last_figure(styles: Styles) -> None:
         if fact["first_token_ns"] is None:
             assert dialog == "llama_error"
             continue
-        stamp = next(
-            s["writes"][token_write(dialog)]
-            for s in reversed(styles.said)
-            if s["dialog"] == dialog and s["style"] == "recv-send"
-            and fact["start_ns"] < s["writes"][0] < fact["end_ns"] + STAMP_ERROR_NS
-        )  # fmt: skip
+        stamp = styles.writes("recv-send", dialog, fact)[token_write(dialog)]
         assert fact["first_token_ns"] == pytest.approx(stamp, abs=STAMP_ERROR_NS)
 
 
@@ -523,7 +519,7 @@ def test_what_is_special_is_said(dialog: str, wanted: dict[str, Any], styles: St
 def test_an_unreadable_coding_counts_from_its_first_byte(styles: Styles) -> None:
     fact = styles.only("recv-send:brotli")
     assert TOKEN_INFERRED in fact["notes"]
-    stamp = styles.writes("recv-send", "brotli")[1]
+    stamp = styles.writes("recv-send", "brotli", fact)[1]
     assert fact["first_token_ns"] == pytest.approx(stamp, abs=STAMP_ERROR_NS)
 
 
