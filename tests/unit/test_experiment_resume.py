@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import socket
@@ -15,8 +16,9 @@ import psutil
 import pytest
 
 from ttftprof.errors import OutputError, RecordingError, UsageError
+from ttftprof.experiment.host import Keeper
 from ttftprof.experiment.store import Slot, Store
-from workloads.experiment import Truth, truth_server
+from workloads.experiment import TESTS, Truth, truth_server
 
 KILLS, RUNS = 20, 150
 SLOTS = [Slot(i, 0, "resident", "as given", False) for i in range(1, 4)]
@@ -35,6 +37,7 @@ def bench(folder: Path, plan: Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
 
 
@@ -116,6 +119,27 @@ def test_ctrl_c_ends_it_with_what_there_is(truth: Truth, tmp_path: Path) -> None
     assert "the same command goes on from here" in errors
     assert json.loads(output)["runs"]["done"] == len(kept(tmp_path)) >= 2
     assert servers_of(truth) == []
+
+
+def test_a_signal_to_the_whole_group_leaves_no_server(truth: Truth, tmp_path: Path) -> None:
+    """As `timeout` and a closed terminal send it: the keeper gets it as well."""
+    plan = tmp_path / "plan.toml"
+    plan.write_text(truth.plan("runs = 2000\nwarmups = 0\ngap_s = 0\nscenarios = ['resident']"))
+    process = bench(tmp_path, plan)
+    await_more(tmp_path, 1, process)
+    os.killpg(process.pid, signal.SIGTERM)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+    assert servers_of(truth) == []
+
+
+def test_a_killed_keeper_takes_the_server_with_it(truth: Truth, tmp_path: Path) -> None:
+    keeper = Keeper(tmp_path / "log")
+    keeper.start(truth.command, {"PYTHONPATH": str(TESTS)})
+    assert keeper.server_pid is not None
+    os.kill(keeper.pid, signal.SIGKILL)
+    assert servers_of(truth) == []
+    keeper.close()
 
 
 def test_a_run_is_kept_once(tmp_path: Path) -> None:

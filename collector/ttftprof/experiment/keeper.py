@@ -1,8 +1,9 @@
 """Keeps the server of an experiment: starts it, ends it, and never leaves it behind.
 
 A process of its own, so that server and restarts have one parent that can be recorded, and so that
-the server ends with the experiment however that ends: when its standard input closes, the keeper
-ends the server and itself. One JSON object a line goes in, one comes out for each.
+the server ends with the experiment however that ends: when its standard input closes, or a signal
+asks it to end, the keeper ends the server and itself; should it be killed, the kernel ends the
+server. One JSON object a line goes in, one comes out for each.
 
     {"start": [argv], "env": {…}, "log": path, "user": [uid, gid, name] | null}  → {"pid": n}
     {"stop": true}  → {"stopped": true}
@@ -10,6 +11,7 @@ ends the server and itself. One JSON object a line goes in, one comes out for ea
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -19,6 +21,8 @@ from contextlib import suppress
 from typing import Any
 
 GRACE_S = 15.0
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def _stop(process: subprocess.Popen[bytes] | None) -> None:
@@ -31,6 +35,11 @@ def _stop(process: subprocess.Popen[bytes] | None) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def _end_with_us() -> None:
+    """Runs in the child: SIGKILL when this process is gone."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _start(order: dict[str, Any]) -> subprocess.Popen[bytes]:
@@ -49,6 +58,7 @@ def _start(order: dict[str, Any]) -> subprocess.Popen[bytes]:
             user=uid,
             group=gid,
             extra_groups=groups,
+            preexec_fn=_end_with_us,  # noqa: PLW1509 - this process has one thread
         )
     finally:
         os.close(log)
@@ -57,20 +67,24 @@ def _start(order: dict[str, Any]) -> subprocess.Popen[bytes]:
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a Ctrl-C is for the experiment, which tells us
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # a whole process group may be told
     server: subprocess.Popen[bytes] | None = None
-    for line in sys.stdin:
-        order = json.loads(line)
+    try:
+        for line in sys.stdin:
+            order = json.loads(line)
+            _stop(server)
+            server = None
+            answer: dict[str, Any] = {"stopped": True}
+            if "start" in order:
+                try:
+                    server = _start(order)
+                    answer = {"pid": server.pid}
+                except OSError as error:
+                    answer = {"error": f"{order['start'][0]}: {error.strerror}"}
+            print(json.dumps(answer), flush=True)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         _stop(server)
-        server = None
-        answer: dict[str, Any] = {"stopped": True}
-        if "start" in order:
-            try:
-                server = _start(order)
-                answer = {"pid": server.pid}
-            except OSError as error:
-                answer = {"error": f"{order['start'][0]}: {error.strerror}"}
-        print(json.dumps(answer), flush=True)
-    _stop(server)
 
 
 if __name__ == "__main__":
