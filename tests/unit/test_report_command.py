@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 from click.testing import CliRunner, Result
 
 from ttftprof.cli.report import command
-from ttftprof.errors import UsageError
+from ttftprof.errors import RecordingError, Unsupported, UsageError
 from unit import report_samples as samples
+from unit.recordings import router_switch
 
 REPORTS = {
     "cold": samples.cold,
@@ -90,8 +93,51 @@ def test_an_unknown_request_is_told_which_there_are(recordings: Path) -> None:
     assert isinstance(error, UsageError)
 
 
-def test_a_missing_file_is_named(recordings: Path) -> None:
-    assert "absent.ttft" in str(run(recordings, "absent.ttft").exception)
+@pytest.mark.parametrize("command_line", [
+    ["report"], ["report", "--format", "json"], ["dump"], ["diff", "also-absent.ttft"],
+    ["export", "--to", "csv", "-o", "-"],
+])  # fmt: skip
+@pytest.mark.parametrize("what", ["absent.ttft", "."])
+def test_what_is_no_recording_is_told_with_a_next_step(
+    command_line: list[str], what: str, tmp_path: Path
+) -> None:
+    done = ttftprof(*command_line, str(tmp_path / what))
+    assert done.returncode == RecordingError.exit_code
+    assert "does not exist or is no file\n  next: " in done.stderr
+
+
+def ttftprof(*arguments: str, shell: str = '"$@"', **environment: str) -> CompletedProcess[str]:
+    """The program itself, started by a shell that may do things to its output."""
+    program = [sys.executable, "-m", "ttftprof", *arguments]
+    return subprocess.run(
+        ["bash", "-c", shell, "bash", *program],
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+        check=False,
+    )
+
+
+def test_a_reader_that_goes_away_is_no_failure() -> None:
+    done = ttftprof("doctor", shell='"$@" | head -c 1 >/dev/null; exit "${PIPESTATUS[0]}"')
+    assert done.stderr == ""
+    assert done.returncode in (0, Unsupported.exit_code)
+
+
+def test_a_closed_output_is_no_failure(tmp_path: Path) -> None:
+    path = router_switch().write(tmp_path / "a.ttft")
+    for name in ("report", "dump"):
+        done = ttftprof(name, str(path), shell='"$@" >&-')
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_terminal_of_ascii_gets_what_looks_alike(tmp_path: Path) -> None:
+    path = router_switch().write(tmp_path / "a.ttft")
+    done = ttftprof("report", str(path), PYTHONIOENCODING="ascii")
+    assert done.returncode == 0
+    assert done.stdout.isascii()
+    assert "?" not in done.stdout
+    assert "#load#" in done.stdout
 
 
 def test_help_gives_examples() -> None:

@@ -55,6 +55,11 @@ class _Lazy(click.Group):
             # The reader went away (`| head`): nothing to say, nothing wrong.
             _drop_output()
             return 0
+        except SystemExit as left:
+            # As above, met by rich, which calls it a failure.
+            if not isinstance(left.__context__, BrokenPipeError):
+                raise
+            return 0
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
                 raise
@@ -123,6 +128,8 @@ def cli() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the program; a known error prints two lines and sets the exit code."""
+    if sys.stdout is None:  # started with it closed (`>&-`): nobody wants to read
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - for as long as it runs
     try:
         result: Any = cli.main(args=arguments, prog_name="ttftprof", standalone_mode=False)
         sys.exit(result if isinstance(result, int) else 0)

@@ -23,13 +23,13 @@ Examples:
 
 
 @click.command("diff", epilog=_EPILOG)
-@click.argument("base", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("base", type=click.Path(path_type=Path))
 @click.argument(
     "others",
     metavar="SWITCH...",
     nargs=-1,
     required=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
 )
 @click.option("--base-request", metavar="ID", help="Of BASE (default: the one answered soonest).")
 @click.option("--request", metavar="ID", help="Of each SWITCH (default: the longest wait).")

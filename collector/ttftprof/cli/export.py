@@ -32,32 +32,50 @@ Examples:
   ttftprof export switch.ttft --to speedscope -o s.json           speedscope.app
   ttftprof export switch.ttft --to folded -o s.folded             flamegraph.pl, inferno
   ttftprof export switch.ttft --to parquet -o facts.parquet       DuckDB, Spark, pandas
-  ttftprof export switch.ttft --to otlp-json -o - | curl -H 'content-type: application/json' \\
-      --data-binary @- http://localhost:4318/v1/traces
+  ttftprof export switch.ttft --to otlp --endpoint http://localhost:4318
 """
 
 
 @click.command("export", epilog=_EPILOG)
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--to", "form", type=click.Choice(FORMATS), required=True)
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--to", "form", type=click.Choice([*FORMATS, "otlp"]), required=True)
 @click.option(
     "-o",
     "--output",
     "target",
     type=click.Path(dir_okay=False, path_type=Path),
-    required=True,
     metavar="OUT",
     help="The file to write; - is standard output. An existing one is replaced.",
 )
-def command(file: Path, form: str, target: Path) -> None:
+@click.option(
+    "--endpoint",
+    metavar="URL",
+    help="For --to otlp: the collector's address, as http://localhost:4318. Keys are taken from "
+    "OTEL_EXPORTER_OTLP_HEADERS alone.",
+)
+def command(file: Path, form: str, target: Path | None, endpoint: str | None) -> None:
     """Write a recording in the format of another tool.
 
     perfetto, chrome: tracks of requests with their phases, of threads and of requests to storage.
     speedscope, folded: phases and activities as stacks. python-folded: phases, categories and
     frames of Python code, as far as samples tell. csv, parquet: every fact as a row.
-    otlp-json: OpenTelemetry spans, a trace a request. markdown: a summary.
+    otlp-json: OpenTelemetry spans, a trace a request; otlp sends them to a collector. markdown: a
+    summary.
     """
+    if (form == "otlp") != (endpoint is not None):
+        raise UsageError("--to otlp and --endpoint go together", "give both, or neither")
+    if (form == "otlp") == (target is not None):
+        raise UsageError(
+            "it is not said where to write" if target is None else "--to otlp writes no file",
+            "add -o FILE" if target is None else "leave -o out",
+        )
     report, timeline = _read(file)
+    if endpoint is not None:
+        from ttftprof.reports.otlp_endpoint import send
+
+        click.echo(f"{send(report, endpoint)} spans sent", err=True)
+        return
+    assert target is not None
     try:
         if form in _BINARY:
             with output.binary_file(target) as raw:

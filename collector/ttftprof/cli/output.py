@@ -5,6 +5,7 @@ A file is written whole or not at all: it takes its name once it is complete.
 
 from __future__ import annotations
 
+import codecs
 import os
 import shutil
 import sys
@@ -56,11 +57,28 @@ def has_colour(choice: str, out: TextIO) -> bool:
     return out.isatty() and not plain
 
 
+# What the reports draw with, for terminals that know only ASCII: a character for a character.
+_ASCII = str.maketrans(
+    "░▒▓█╱╌═╏─┬├┤│▁▂▃▄▅▆▇·…×→≤●µ—–’“”\N{NO-BREAK SPACE}",
+    ".:%#/~=|-+||" + "|" + "_.,-=+*" + '.~x><*u--\'"" ',
+)
+
+
+def _as_ascii(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end].translate(_ASCII)
+    return text.encode("ascii", "replace").decode(), error.end
+
+
+codecs.register_error("ttftprof", _as_ascii)
+
+
 def printable(out: TextIO) -> TextIO:
-    """Standard output that shows `?` for what its encoding lacks, instead of failing."""
+    """Standard output that shows what its encoding lacks by what looks like it, or `?`."""
     reconfigure = getattr(out, "reconfigure", None)
     if reconfigure:
-        reconfigure(errors="replace")
+        reconfigure(errors="ttftprof")
     return out
 
 

@@ -27,8 +27,8 @@ Examples:
 How to read it: phases (queue, evict, launch, load, init, ready_gap, prefill,
 first_decode, unexplained) split the time to the first token; activities say what the
 server's threads did meanwhile. Both add up to the TTFT exactly. "n/a" is what nothing
-observed, "~" marks a phase that is inferred, "╏" phases too short to draw, and lines that
-begin with "!" name what the recording lacks.
+observed, "~" marks a phase that is inferred, "╏" phases too short to draw, "·" in a lane of bars
+a stretch that nothing saw, and lines that begin with "!" name what the recording lacks.
 """
 
 
@@ -38,7 +38,7 @@ begin with "!" name what the recording lacks.
     metavar="FILE...",
     nargs=-1,
     required=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
 )
 @click.option(
     "--format",

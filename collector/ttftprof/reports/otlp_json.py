@@ -20,7 +20,8 @@ _INTERNAL, _SERVER = 1, 2  # SpanKind
 _ERROR = 2  # StatusCode
 
 
-def write(report: Report, out: TextIO) -> None:
+def write(report: Report, out: TextIO) -> int:
+    """Returns how many spans it wrote."""
     if report.realtime_offset_ns is None:
         raise UsageError(
             f"{report.path} does not know the wall time, which OTLP needs",
@@ -38,6 +39,7 @@ def write(report: Report, out: TextIO) -> None:
     }
     json.dump(document, out, separators=(",", ":"))
     out.write("\n")
+    return len(spans)
 
 
 def _resource(report: Report) -> dict[str, Any]:
