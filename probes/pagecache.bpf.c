@@ -33,14 +33,20 @@ struct {
 /* Kswapd has it, and so has a thread that must reclaim before its allocation. */
 #define PF_MEMALLOC 0x800
 
-/* The bits of a folio in one word of its piece; folios are aligned to their size. */
-static __always_inline u64 bits_in(u32 word, u32 first, u64 pages)
+/* Folios are aligned to their size: one fills whole words, or a part of one. */
+static __always_inline bool is_part(u64 pages)
 {
-	u32 begin = word * 64;
+	return pages < 64;
+}
 
-	if (pages >= 64)
-		return begin >= first && begin < first + pages ? ~0ULL : 0;
-	return first / 64 == word ? ((1ULL << pages) - 1) << (first & 63) : 0;
+static __always_inline u64 part_of_word(u64 index, u64 pages)
+{
+	return ((1ULL << (pages & 63)) - 1) << (index & 63);
+}
+
+static __always_inline bool is_filled(u32 word, u64 index, u64 pages)
+{
+	return word - (u32)(index % PIECE_PAGES / 64) < pages / 64;
 }
 
 static __always_inline void note_gone(struct file_slot *f, u64 index, u64 pages)
@@ -56,12 +62,19 @@ static __always_inline void note_gone(struct file_slot *f, u64 index, u64 pages)
 		if (!p)
 			return;
 	}
-	for (u32 word = 0; word < PIECE_WORDS; word++) {
-		u64 bits = bits_in(word, index % PIECE_PAGES, pages);
-
-		if (bits)
-			__sync_fetch_and_or(&p->gone[word], bits);
+	if (is_part(pages)) {
+		__sync_fetch_and_or(&p->gone[index / 64 % PIECE_WORDS], part_of_word(index, pages));
+		return;
 	}
+	for (u32 word = 0; word < PIECE_WORDS; word++)
+		if (is_filled(word, index, pages))
+			p->gone[word] = ~0ULL;
+}
+
+/* A function that the verifier looks at once, and not at every place. */
+__noinline u32 ones_in(u64 word)
+{
+	return __builtin_popcountll(word);
 }
 
 /* How many of these pages were evicted before; they are in the cache again. */
@@ -73,11 +86,17 @@ static __always_inline u64 take_back(struct file_slot *f, u64 index, u64 pages)
 
 	if (!p)
 		return 0;
-	for (u32 word = 0; word < PIECE_WORDS; word++) {
-		u64 bits = bits_in(word, index % PIECE_PAGES, pages);
+	if (is_part(pages)) {
+		u64 bits = part_of_word(index, pages);
 
-		if (bits)
-			found += __builtin_popcountll(__sync_fetch_and_and(&p->gone[word], ~bits) & bits);
+		return ones_in(bits & __sync_fetch_and_and(&p->gone[index / 64 % PIECE_WORDS],
+							   ~bits));
+	}
+	for (u32 word = 0; word < PIECE_WORDS; word++) {
+		if (is_filled(word, index, pages)) {
+			found += ones_in(p->gone[word]);
+			p->gone[word] = 0;
+		}
 	}
 	return found;
 }
