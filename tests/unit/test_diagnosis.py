@@ -110,7 +110,7 @@ def test_parts_of_one_cell_are_summed() -> None:
 def test_the_unexplained_is_no_cause() -> None:
     verdict = judge(facts(("unexplained", "idle", 500), ("load", "cpu", 100)), None)
     assert (verdict.cause, verdict.confidence, verdict.actions) == ("unknown", "low", ())
-    assert "no probe saw" in verdict.explanation
+    assert "no phase explains" in verdict.explanation
 
 
 BASELINE = request(("prefill", "cpu", 290), ("first_decode", "cpu", 10), identity="3")
@@ -324,6 +324,27 @@ def test_where_nothing_is_known_to_help_nothing_is_said(phase: str, activity: st
     assert judge(facts((phase, activity, 900)), None).actions == ()
 
 
+@pytest.mark.parametrize("activity", [a for a in ACTIVITIES if a != "storage_wait"])
+def test_a_shorter_prompt_is_advised_only_where_the_prompt_is_worked_on(activity: str) -> None:
+    given = replace(facts(("prefill", activity, 900)), prompt_tokens=90)
+    verdict = judge(given, None)
+    works = activity in ("cpu", "fault", "transfer", "gpu", "lock")
+    assert any("shorten the prompt" in a.change for a in verdict.actions) == works
+    assert ("tokens per second" in verdict.explanation) == works
+    assert ("A shorter prompt would not change that." in verdict.explanation) == (
+        activity == "sleep"
+    )
+
+
+def test_without_a_new_process_none_is_said_to_be_started() -> None:
+    given = facts(("launch", "cpu", 900), ("load", "cpu", 100))
+    assert "starting the new server process" in judge(given, None).explanation
+    told = Evidence("python_stacks", "found importing", 3, "stacks")
+    inside = replace(given.phases[0], evidence=(told,))
+    verdict = judge(replace(given, phases=(inside, given.phases[1])), None)
+    assert "in the server process, which ran already" in verdict.explanation
+
+
 # -- public cases: what each would have been told -------------------------------------------------
 
 
@@ -430,7 +451,7 @@ CASES = [
     ),
     Case(
         "96: what no phase of the log explains stays unexplained",
-        (("load", "cpu", 20_000), ("unexplained", "idle", 28_000)), "unknown", "no probe saw",
+        (("load", "cpu", 20_000), ("unexplained", "idle", 28_000)), "unknown", "no phase explains",
     ),
     Case(
         "no room in vLLM's KV cache",

@@ -446,6 +446,41 @@ def test_a_request_that_comes_in_anothers_reload_is_queued() -> None:
     assert parts(request.phases)[0] == ("queue", 200, 450, I)
 
 
+def reads_on_demand(accepted: float, executed: float | None = None) -> Scene:
+    """A server that runs, and reads its weights with the request of 100 ms in hand."""
+    scene = Scene().process(NEW, "python").file(B_GGUF, "/models/b.gguf")
+    if executed is not None:
+        scene.forked(NEW, executed - 1).executed(NEW, executed, comm="python").listened(NEW, 50)
+    scene.accepted(NEW, accepted, socket=0xABC).opened(NEW, B_GGUF, 1_590)
+    scene.has_read(NEW, B_GGUF, 1_600, 1_700, 100 * MIB)
+    scene.wait(NEW, accepted + 1, 1_589, Wait.TIMER)
+    return scene.request(NEW, 100, token=1_800, socket=0xABC)
+
+
+@pytest.mark.parametrize("executed", [None, 10])
+def test_a_process_that_runs_is_not_being_started(executed: float | None) -> None:
+    """It sleeps over the request before it reads."""
+    request = reads_on_demand(101, executed).report().requests[-1]
+    check(
+        request,
+        ("queue", 100, 101, I), ("unexplained", 101, 1_600, I), ("load", 1_600, 1_700, I),
+        ("prefill", 1_700, 1_800, I),
+    )  # fmt: skip
+    assert request.verdict.cause == "unknown"
+    assert request.verdict.activity == "sleep"
+    assert "starting" not in request.verdict.explanation
+
+
+def test_a_process_that_takes_a_request_late_is_not_being_started() -> None:
+    """It was stopped by a signal: what kept it is not known."""
+    request = reads_on_demand(1_100).only_request()
+    assert parts(request.phases)[:2] == [
+        ("unexplained", 100, 1_100, I),
+        ("unexplained", 1_100, 1_600, I),
+    ]
+    assert request.phases[0].evidence[0].what == f"pid {NEW} had not yet taken the connection"
+
+
 # -- no switch ------------------------------------------------------------------------------------
 
 
@@ -804,7 +839,7 @@ def test_recording_that_began_in_the_load() -> None:
 def test_recording_that_began_in_the_launch() -> None:
     scene = attached().call(NEW, "model_load", 200, 500)
     assert parts(scene.only_request().phases)[:2] == [
-        ("launch", 0, 200, O),
+        ("launch", 0, 200, I),
         ("load", 200, 500, O),
     ]
 

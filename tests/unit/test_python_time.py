@@ -273,7 +273,24 @@ def test_samples_tell_load_init_and_prefill(before: bool) -> None:
 
 def test_without_samples_the_files_alone_tell_of_the_load() -> None:
     request = lazy(watched=False).only_request()
-    assert phases_of(request) == [("launch", 0, 600), ("load", 600, 950), ("prefill", 950, 1_600)]
+    assert phases_of(request) == [
+        ("unexplained", 0, 600),
+        ("load", 600, 950),
+        ("prefill", 950, 1_600),
+    ]
+
+
+@pytest.mark.parametrize(("imports_until", "phase"), [(310, "launch"), (290, "unexplained")])
+def test_a_launch_inside_a_process_that_runs_is_seen_in_its_code(
+    imports_until: float, phase: str
+) -> None:
+    """Importing for half of the time before the load, or only waiting."""
+    waits = [("serve.py", "<module>", 5), ("python3.13/http/server.py", "do_POST", 9)]
+    spans: PythonSpans = [(PID, 0, imports_until, IMPORT), (PID, imports_until, 700, waits)]
+    scene = lazy(watched=False).fact("python_stacks", *python_segment(PID, spans))
+    request = scene.only_request()
+    assert phases_of(request)[0] == (phase, 0, 600)
+    assert "the new server process" not in request.verdict.explanation
 
 
 def test_weights_mapped_before_are_no_load() -> None:

@@ -48,8 +48,9 @@ _PHASE_WORDS = {
     "ready_gap": "waiting for the front to notice that the server was ready",
     "prefill": "processing the prompt",
     "first_decode": "producing and relaying the first token",
-    "unexplained": "something that no probe saw",
+    "unexplained": "something that no phase explains",
 }
+_PREPARING = "importing and preparing in the server process, which ran already"
 _ACTIVITY_WORDS = {
     "storage_wait": "waiting for storage",
     "fault": "in page faults on the CPU",
@@ -151,7 +152,7 @@ def _sentence(facts: Facts, phase: str, activity: str, baseline: Request | None)
     in_cell = facts.table[phase][activity]
     text = (
         f"Of {seconds(facts.ttft_ns)} {facts.until}, {seconds(in_phase)} went into "
-        f"{_PHASE_WORDS[phase]}"
+        f"{_words_of(facts, phase)}"
     )
     crowded = activity == "cpu" and phase in facts.known.core_waits
     did = "computing or waiting for a core" if crowded else _ACTIVITY_WORDS[activity]
@@ -160,3 +161,9 @@ def _sentence(facts: Facts, phase: str, activity: str, baseline: Request | None)
         usual = baseline.phase_totals().get(phase, 0)
         text += f" (request {baseline.id}, with the model resident: {seconds(usual)})"
     return text + "."
+
+
+def _words_of(facts: Facts, phase: str) -> str:
+    """No process was started where looks at Python code alone tell of a launch."""
+    told = {e.source for p in facts.phases if p.phase == phase for e in p.evidence}
+    return _PREPARING if phase == "launch" and told == {"python_stacks"} else _PHASE_WORDS[phase]

@@ -231,6 +231,9 @@ def _front_polls(blamed: Blamed) -> Finding:
 
 # -- prefill, first_decode ------------------------------------------------------------------------
 
+# What a thread does for the prompt: there is less of it with fewer tokens. Any other wait is not.
+_COMPUTES = ("cpu", "fault", "transfer", "gpu", "lock")
+
 
 def _left_to_first_use(blamed: Blamed) -> Finding | None:
     came = blamed.facts.known.lazy_bytes
@@ -257,7 +260,7 @@ def _prompt(blamed: Blamed) -> Finding:
         cached = f", {facts.cached_tokens} of them cached" if facts.cached_tokens else ""
         says.append(f"The prompt has {facts.prompt_tokens} tokens{cached}.")
         worked = facts.prompt_tokens - (facts.cached_tokens or 0)
-        if worked > 0:
+        if worked > 0 and blamed.activity in _COMPUTES:
             rate = worked / (blamed.phase_ns / 1e9)
             says.append(f"That is {rate:,.0f} tokens per second.")
             evidence.append(Evidence("response", "prompt tokens processed", worked, "tokens"))
@@ -272,7 +275,18 @@ def _prompt(blamed: Blamed) -> Finding:
         None,
         "repeat the request with one token of prompt: prefill should shrink with it",
     )
-    return Finding(" ".join(says), (action,), tuple(evidence))
+    actions = (action,) if blamed.activity in _COMPUTES else ()
+    return Finding(" ".join(says), actions, tuple(evidence))
+
+
+def _sleeps_over_prompt(_blamed: Blamed) -> Finding:
+    action = Action(
+        "find out what in the server waits for the clock before it answers (a window in which it "
+        "gathers requests, a rate limit, a retry), and shorten that",
+        None,
+        "`py-spy dump --pid PID`, or `strace -f -p PID`, while a request waits",
+    )
+    return Finding("A shorter prompt would not change that.", (action,))
 
 
 def _tokens_without_text(blamed: Blamed) -> Finding | None:
@@ -309,5 +323,6 @@ PHASE_RULES: tuple[Rule, ...] = (
     rule("init", _init, "init", _NOT_STORAGE),
     rule("front polls", _front_polls, "ready_gap", _NOT_STORAGE),
     rule("prompt", _prompt, "prefill", _NOT_STORAGE),
+    rule("sleeps over the prompt", _sleeps_over_prompt, "prefill", "sleep"),
     rule("tokens without text", _tokens_without_text, "first_decode"),
 )

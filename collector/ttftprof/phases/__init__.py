@@ -16,11 +16,12 @@ from collections.abc import Sequence
 
 from ttftprof.model import Evidence, Phase
 from ttftprof.phases.edges import INFERRED, OBSERVED, Cutter, Edge
+from ttftprof.phases.python_edges import prepared_until
 from ttftprof.phases.queues import blocked_until, holder
 from ttftprof.phases.room import evicted, first_act, frees, was_serving
 from ttftprof.phases.served import Served, requests_of
 from ttftprof.phases.starts import Started, starts_of
-from ttftprof.phases.startup import StartUp, start_up
+from ttftprof.phases.startup import StartUp, accepted_ns, start_up, taken_ns
 from ttftprof.phases.work import until_work, work
 from ttftprof.timeline import Timeline
 
@@ -114,12 +115,14 @@ def _before_ready(
     elif start.load_begin is not None and was_serving(
         timeline, served, start.process, start.load_begin.ns
     ):
-        _evict_inside(timeline, served, start.load_begin, everyone, cutter)
+        _make_room_inside(timeline, served, start.load_begin, everyone, cutter)
+    if _in_hand_before_load(timeline, served, start):
+        _running_until_load(timeline, served, start, everyone, cutter)
     if start.launcher is not None and start.process.exec_ns is not None:
         pid = start.process.tgid
         started = Evidence("process", f"pid {pid}, which loads the weights, was executed", pid)
         cutter.until("launch", Edge(start.process.exec_ns, OBSERVED, started))
-    cutter.until("launch", start.load_begin)
+    cutter.until("launch", start.load_begin, "" if start.began else INFERRED)
     cutter.until("load", start.load_end)
     cutter.until("init", start.ready)
 
@@ -159,25 +162,53 @@ def _evict(
     cutter.until("evict", start.began)
 
 
-def _evict_inside(
+def _make_room_inside(
     timeline: Timeline,
     served: Served,
     load_begin: Edge,
     everyone: Sequence[Served],
     cutter: Cutter,
 ) -> None:
-    """A switch within one process: the old model is freed by a call."""
+    """A switch within one process: the old model is freed by a call, if that is seen."""
     freed = frees(timeline, served, load_begin.ns)
     first_ns = min((c.start_ns for c in freed), default=load_begin.ns)
     cutter.until("queue", blocked_until(served, everyone, first_ns))
-    if not freed and served.server in timeline.python and not timeline.calls_of(served.server):
-        unmarked = Evidence("analysis", "what this server does before a load is in no marked call")
-        cutter.until("launch", Edge(load_begin.ns, INFERRED, unmarked))
-        return
-    if not freed:
+    if freed:
+        evidence = Evidence("call", "the old model began to be freed")
+        cutter.until("queue", Edge(first_ns, INFERRED, evidence))
+        cutter.until("evict", load_begin)
+    elif served.server not in timeline.python or timeline.calls_of(served.server):
         unseen = Evidence("analysis", "nothing shows how the old model made room")
         cutter.until("unexplained", Edge(load_begin.ns, INFERRED, unseen))
-        return
-    evidence = Evidence("call", "the old model began to be freed")
-    cutter.until("queue", Edge(first_ns, INFERRED, evidence))
-    cutter.until("evict", load_begin)
+
+
+def _in_hand_before_load(timeline: Timeline, served: Served, start: StartUp) -> bool:
+    """A process that takes a request and then loads for it runs: nothing is being started."""
+    mine, load = served.last_hop, start.load_begin
+    if load is None or served.worker is not None:
+        return False
+    if mine.first_token_ns is None and accepted_ns(timeline, mine) is None:
+        return False  # it was given up in the backlog
+    return mine.start_ns < load.ns and taken_ns(timeline, mine) < load.ns
+
+
+def _running_until_load(
+    timeline: Timeline,
+    served: Served,
+    start: StartUp,
+    everyone: Sequence[Served],
+    cutter: Cutter,
+) -> None:
+    """From the arrival to the load of a process that runs: until it takes the request, and what it
+    then does, as far as looks at its Python code tell."""
+    assert start.load_begin is not None
+    load_ns, pid = start.load_begin.ns, served.server
+    cutter.until("queue", blocked_until(served, everyone, load_ns))
+    taken = taken_ns(timeline, served.last_hop)
+    not_taken = Evidence("sockets", f"pid {pid} had not yet taken the connection", pid, "pid")
+    at_once = taken - cutter.at_ns <= _ACTS_WITHIN_NS
+    cutter.until("queue" if at_once else "unexplained", Edge(taken, INFERRED, not_taken))
+    prepared = prepared_until(timeline, start.process, cutter.at_ns, load_ns)
+    cutter.until("launch", prepared)
+    unmarked = Evidence("analysis", f"nothing shows what pid {pid} did before it began to load")
+    cutter.until("unexplained", Edge(load_ns, INFERRED, unmarked))

@@ -15,6 +15,7 @@ from ttftprof.timeline import Process, Timeline
 
 _LOADING = ("weights", "model_build")
 _RUNNING = ("generate",)
+_PREPARING = ("imports", "compile", "device", "model_build", "tokenizer", "hub", "weights")
 
 
 def load_ended(timeline: Timeline, process: Process, after_ns: int, before_ns: int) -> Edge | None:
@@ -39,6 +40,20 @@ def began_to_run(
     if first is None:
         return None
     return _edge(first[0], first[1], after_ns, "its Python code began to run the model")
+
+
+def prepared_until(
+    timeline: Timeline, process: Process, after_ns: int, before_ns: int
+) -> Edge | None:
+    """The end of an interval for at least half of which it was found preparing a load."""
+    spans = [
+        (begin, min(end, before_ns))
+        for begin, end, _ in _busy_with(timeline, process, _PREPARING, after_ns, before_ns)
+    ]
+    if 2 * sum(end - begin for begin, end in spans) < before_ns - after_ns or not spans:
+        return None
+    says = "its Python code, which ran already, was found importing or preparing for most of it"
+    return Edge(before_ns, INFERRED, Evidence("python_stacks", says, len(spans), "stacks"))
 
 
 def _edge(ns: int, segment: Segment, after_ns: int, says: str) -> Edge:
