@@ -85,6 +85,24 @@ static __always_inline struct address_space *fuse_mapping(struct fuse_args_pages
 	return first ? BPF_CORE_READ(page_head(first), mapping) : 0;
 }
 
+/* file::f_count became f_ref in 6.13 (90ee6ed776c0); that one is 0 while one holds it. */
+struct file___before_6_13 {
+	struct file_reference f_count;
+} __attribute__((preserve_access_index));
+
+/* Whether the file has another holder: a duplicate, a forked process, a call under way. */
+static __always_inline bool file_is_shared(struct file *file)
+{
+	s64 count = 0;
+
+	if (bpf_core_field_exists(file->f_ref)) {
+		bpf_core_read(&count, sizeof(count), &file->f_ref);
+		return count > 0;
+	}
+	bpf_core_read(&count, sizeof(count), &((struct file___before_6_13 *)file)->f_count);
+	return count > 1;
+}
+
 /* kernfs_node::parent became __parent in 6.15 (633488947ef6). */
 struct kernfs_node___before_6_15 {
 	struct kernfs_node *parent;

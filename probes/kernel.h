@@ -112,7 +112,12 @@ struct folio {
 	unsigned long _flags_1;
 };
 
+struct file_reference {
+	s64 count;
+};
+
 struct file {
+	struct file_reference f_ref;
 	struct address_space *f_mapping;
 	void *private_data;
 	struct inode *f_inode;

@@ -144,7 +144,27 @@ static __always_inline struct conn *conn_of(struct file *file, u64 *key)
 	return bpf_map_lookup_elem(&conns, key);
 }
 
-enum looks { LOOKS_OTHER, LOOKS_REQUEST, LOOKS_RESPONSE, LOOKS_TLS };
+enum looks { LOOKS_OTHER, LOOKS_REQUEST, LOOKS_RESPONSE, LOOKS_TLS, LOOKS_STREAM };
+
+static __always_inline bool is_hex(u32 byte)
+{
+	return byte - '0' < 10 || (byte | 0x20) - 'a' < 6;
+}
+
+/* The first four bytes of a chunk: the digits of its size, then the end of a line. */
+static __always_inline bool is_chunk(u32 word)
+{
+	bool told = is_hex(word >> 24);
+
+	for (s32 shift = 16; shift >= 0 && told; shift -= 8) {
+		u32 byte = word >> shift & 0xff;
+
+		if (byte == '\r')
+			return true;
+		told = is_hex(byte);
+	}
+	return told;
+}
 
 /* A function of its own, so that the verifier does not follow each word through all
  * that comes after. */
@@ -164,7 +184,12 @@ __noinline u32 looks_like(u32 word)
 	case 0x48545450: /* HTTP */
 		return LOOKS_RESPONSE;
 	}
-	return word >> 16 == 0x1603 ? LOOKS_TLS : LOOKS_OTHER;
+	if (word >> 16 == 0x1603)
+		return LOOKS_TLS;
+	/* data, even(t:), a JSON object, a chunk: the middle of an answer */
+	if (word == 0x64617461 || word == 0x6576656e || word >> 16 == 0x7b22 || is_chunk(word))
+		return LOOKS_STREAM;
+	return LOOKS_OTHER;
 }
 
 /* The first bytes of a connection, gathered over reads and buffers. */
@@ -350,6 +375,30 @@ static __always_inline bool kept_quiet(u64 key, struct conn *c, struct thread_sl
 	return kept;
 }
 
+/* Whether the target took this connection: it has the port, or the address, of a listener. */
+static __always_inline bool is_served(const struct sock *sk)
+{
+	u32 port = BPF_CORE_READ(sk, __sk_common.skc_num);
+
+	if (family_of(sk) == AF_UNIX)
+		return unix_address_of(sk) != 0;
+	return bpf_map_lookup_elem(&listen_ports, &port) != 0;
+}
+
+/* The role of a socket whose first bytes seen are its own: what it answers was asked
+ * before recording began, or it is the one that asks. */
+static __always_inline u32 role_by_writing(const struct sock *sk, u32 looks)
+{
+	if (looks == LOOKS_RESPONSE)
+		return ROLE_SERVER;
+	if (looks == LOOKS_TLS)
+		return ROLE_CLIENT;
+	if (!is_served(sk))
+		return ROLE_OTHER;
+	/* What cannot be told yet is looked at again: a head may have been written before. */
+	return looks == LOOKS_STREAM ? ROLE_SERVER : ROLE_UNKNOWN;
+}
+
 SEC("tp_btf/sys_exit")
 int BPF_PROG(sockets__send, struct pt_regs *regs, long ret)
 {
@@ -374,10 +423,7 @@ int BPF_PROG(sockets__send, struct pt_regs *regs, long ret)
 			conn_event(EVENT_FORWARD, key, c->ports, 0,
 				   (u64)unix_peer((const struct sock *)key));
 		} else if (c->role == ROLE_UNKNOWN) {
-			/* Its request came before recording began; or it asks by TLS. */
-			c->role = looks == LOOKS_RESPONSE ? ROLE_SERVER
-				  : looks == LOOKS_TLS	  ? ROLE_CLIENT
-							  : ROLE_OTHER;
+			c->role = role_by_writing((const struct sock *)key, looks);
 		}
 		if (c->role != ROLE_SERVER)
 			return 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
  * Connections of the target, and how one ends. In a header because a Unix socket
- * has no state that a tracepoint shows: its end is the close() that syscalls.bpf.c sees.
+ * has no state that a tracepoint shows: its end is the last close(), which syscalls.bpf.c sees.
  */
 #pragma once
 

@@ -11,10 +11,10 @@ static __always_inline u32 class_of(s64 nr)
 	return nr >= 0 && nr < 512 ? settings.call_class[nr & 511] : CALL_NONE;
 }
 
-/* The end of a Unix socket; the states of a TCP socket tell theirs. */
+/* The end of a Unix socket, with its last holder; the states of a TCP socket tell theirs. */
 static __always_inline void note_close(struct file *file)
 {
-	if (file_mode(file) != MODE_SOCKET)
+	if (file_mode(file) != MODE_SOCKET || file_is_shared(file))
 		return;
 	struct socket *socket = BPF_CORE_READ(file, private_data);
 	struct sock *sk = BPF_CORE_READ(socket, sk);

@@ -19,7 +19,14 @@ import pytest
 
 from kernel.support import Recording, recording, start_recording
 from lab.llama_server import LlamaServer
-from ttftprof.sources.http import NO_TOKENS, NOT_STREAMED, TOKEN_INFERRED, Connection, Exchange
+from ttftprof.sources.http import (
+    BEGAN_BEFORE,
+    NO_TOKENS,
+    NOT_STREAMED,
+    TOKEN_INFERRED,
+    Connection,
+    Exchange,
+)
 from workloads.styles import DIALOGS, STYLES, UNSEEN
 from workloads.transcripts import SERVERS, transcript
 
@@ -207,6 +214,122 @@ def test_a_request_begins_when_it_reaches_a_busy_server(family: str, tmp_path: P
         process.communicate()
     starts = sorted(f["start_ns"] for f in facts_of(seen))
     assert starts == pytest.approx(sent, abs=STAMP_ERROR_NS)
+
+
+_MID_ANSWER = """
+import socket, sys, time
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+sock, _ = listener.accept()
+sock.recv(1 << 16)
+sock.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Type: text/event-stream\\r\\n"
+             b"Transfer-Encoding: chunked\\r\\n\\r\\n")
+print("head", flush=True)
+sys.stdin.readline()
+for delta in ['"role":"assistant","content":null', '"content":"CANARY"', '"content":"x"']:
+    event = b'data: {"choices":[{"delta":{' + delta.encode() + b"}}]}\\n\\n"
+    if sys.argv[1] == "token" and "role" in delta:
+        continue
+    print(time.monotonic_ns(), flush=True)
+    sock.sendall(b"%x\\r\\n%s\\r\\n" % (len(event), event))
+    time.sleep(0.05)
+sock.sendall(b"0\\r\\n\\r\\n")
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("first", ["role", "token"])
+def test_attached_after_the_head_of_an_answer(first: str, tmp_path: Path) -> None:
+    """A router says 200 once the model is loaded, seconds before the first token. The beginning of
+    an answer shows in its chunk with the role; without it, earlier text may have been missed."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _MID_ANSWER, first],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin
+    assert process.stdout
+    try:
+        port = int(process.stdout.readline())
+        with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as sock:
+            sock.sendall(request_for("embeddings"))
+            assert process.stdout.readline() == "head\n"
+            limit = ("--first-tokens", "1") if first == "role" else ()
+            seen = start_recording(tmp_path / "mid.ttft", "--pid", str(process.pid), *limit)
+            process.stdin.write("go\n")
+            process.stdin.flush()
+            while b"0\r\n\r\n" not in sock.recv(1 << 16):
+                pass
+            if limit:
+                assert seen.process.wait(timeout=TIMEOUT_S) == 0
+        assert seen.stop() == 0, seen.output
+    finally:
+        process.kill()
+        stamps, _ = process.communicate()
+    (fact,) = facts_of(seen)
+    assert fact["notes"][0] == BEGAN_BEFORE
+    assert (fact["method"], fact["outcome"]) == ("", "ok")
+    assert_no_word_was_kept(seen)
+    if first == "token":
+        assert fact["first_token_ns"] is None
+        return
+    assert fact["first_token_ns"] == pytest.approx(int(stamps.splitlines()[1]), abs=STAMP_ERROR_NS)
+    (request,) = seen.report().requests
+    assert "it began before recording did: it waited at least this long" in request.notes
+
+
+_SHARED = """
+import os, socket, sys, time
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+print("ready", flush=True)
+for how in sys.argv[2:]:
+    sock, _ = listener.accept()
+    for _ in range(2):
+        sock.recv(1 << 16)
+        if how == "duplicate":
+            os.close(os.dup(sock.fileno()))
+        elif how == "forked":
+            child = os.fork()
+            if not child:
+                os.close(sock.fileno())
+                os._exit(0)
+            os.waitpid(child, 0)
+        time.sleep(0.2)
+        sock.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 15\\r\\n\\r\\n" + b'{"content":"x"}')
+    if how == "until-close":
+        sock.recv(1 << 16)
+        sock.sendall(b"HTTP/1.1 200 OK\\r\\n\\r\\n" + b'{"content":"x"}')
+    sock.close()
+"""
+
+
+def test_a_unix_socket_ends_with_its_last_holder(tmp_path: Path) -> None:
+    ways = ("plain", "duplicate", "forked", "until-close")
+    path = str(tmp_path / "socket")
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SHARED, path, *ways], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        with recording(tmp_path / "shared.ttft", "--pid", str(process.pid)) as seen:
+            for way in ways:
+                with socket.socket(socket.AF_UNIX) as sock:
+                    sock.settimeout(TIMEOUT_S)
+                    sock.connect(path)
+                    for _ in range(3 if way == "until-close" else 2):
+                        sock.sendall(request_for("embeddings"))
+                        assert sock.recv(1 << 16)
+    finally:
+        process.kill()
+        process.communicate()
+    facts = sorted(facts_of(seen), key=lambda f: f["start_ns"])
+    assert [(f["method"], f["outcome"], f["status"]) for f in facts] == [("POST", "ok", 200)] * 9
+    waited = [(f["end_ns"] - f["start_ns"]) / 1e9 for f in facts[:8]]
+    assert waited == pytest.approx([0.2] * 8, abs=0.05)
 
 
 # -- the real server ------------------------------------------------------------------------------

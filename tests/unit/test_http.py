@@ -663,6 +663,19 @@ def test_attached_in_mid_response_claims_no_token() -> None:
     assert "began before recording" in got.notes
 
 
+def test_attached_between_head_and_first_token_sees_the_token() -> None:
+    """The chunk with the role begins the answer; a server that repeats it in each says nothing."""
+    head, text = chunk(sse("")[0].replace(b'"content"', b'"role":"assistant","content"')), sse("a")
+    for first, certain in ((head, True), (chunk(text[0]), False)):
+        out: list[Exchange] = []
+        c = Connection(out.append)
+        for i, data in enumerate((first, chunk(text[0]), LAST_CHUNK)):
+            c.sent(10 + i, data)
+        assert out[0].first_token_ns == (11 if certain else None)
+        assert "gap in capture" not in out[0].notes
+        assert out[0].outcome == "ok"
+
+
 def test_attached_in_mid_request_sees_the_token() -> None:
     got = one([("r", b'of the prompt"}'), *transcript("llama_chat_stream")[1:]])
     assert (got.start_ns, got.request_bytes, got.first_token_ns) == (0, 15, 30)

@@ -416,7 +416,9 @@ class Connection:
                 self._turn_to(ns, "tls")
                 return pos
             if pos == 0 and begins_stream(data):
-                self._lose_response(self._adopt(ns))
+                draft = self._adopt(ns)
+                draft.lost = True
+                self._read_without_head(draft)
                 return pos
             return len(data)
         self._lose_response(self._unanswered[0])
@@ -528,6 +530,9 @@ class Connection:
     def _lose_response(self, draft: Draft) -> None:
         """It is not known where this response's body begins or ends."""
         draft.note_gap(lost=True)
+        self._read_without_head(draft)
+
+    def _read_without_head(self, draft: Draft) -> None:
         draft.facts.blind = True
         self._open_response(draft, Framing.unknown(), None)
 

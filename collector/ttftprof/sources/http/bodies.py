@@ -32,7 +32,7 @@ LONG_LINE = "long line dropped"
 UNREADABLE_EVENT = "unreadable event"
 
 _MODEL, _STREAM = "model", "stream"
-_TEXT, _ERROR, _END, _TYPE = "text", "error", "end", "type"
+_TEXT, _ERROR, _END, _TYPE, _ROLE = "text", "error", "end", "type", "role"
 
 _REQUEST_FIELDS = compile_paths({"model": _MODEL, "stream": _STREAM})
 
@@ -107,6 +107,7 @@ _MARKS = {
     "stop": _END,
     "type": _TYPE,
     "object": _TYPE,
+    "choices[].delta.role": _ROLE,
 }
 
 FIELDS = compile_paths(
@@ -209,7 +210,7 @@ class Facts:
     """What a response has told so far: stamps, counts and flags only."""
 
     __slots__ = (
-        "_repeats", "_text", "blind", "ended", "error", "first_text_ns", "last_text_ns",
+        "_begins", "_repeats", "_text", "blind", "ended", "error", "first_text_ns", "last_text_ns",
         "numbers", "text_chunks", "token_certain",
     )  # fmt: skip
 
@@ -221,10 +222,11 @@ class Facts:
         self.token_certain = False
         """Nothing before the first text seen went unread."""
         self.blind = False
-        """Something of the response went unread."""
+        """Something of the response went unread, and it may have been text."""
         self.error = False
         self.ended = False
         """The server said that the generation is over."""
+        self._begins = False
         self._text = False
         self._repeats = False
 
@@ -236,6 +238,8 @@ class Facts:
         elif kind == _TYPE:
             if isinstance(value, str):
                 self._typed(value)
+        elif kind == _ROLE:
+            self._begins = True
         elif kind == _ERROR:
             self.error = self.error or bool(value)
         elif kind == _END:
@@ -245,19 +249,23 @@ class Facts:
 
     def end_record(self, ns: int) -> None:
         """The record that began at `ns` is complete."""
+        if self._begins and not self._text and self.first_text_ns is None:
+            self.blind = False  # the answer begins here, so what went unread was no text of it
         if self._text and not self._repeats:
             if self.first_text_ns is None:
                 self.first_text_ns = ns
                 self.token_certain = not self.blind
             self.last_text_ns = ns
             self.text_chunks += 1
-        self._text = self._repeats = False
+        self._begins = self._text = self._repeats = False
 
     def _typed(self, name: str) -> None:
         if name in ("error", "response.failed"):
             self.error = True
         elif name in ("message_stop", "response.completed", "response.incomplete"):
             self.ended = True
+        elif name in ("message_start", "response.created"):
+            self._begins = True
         self._repeats = self._repeats or name.endswith(".done")  # says again what deltas said
 
     def tokens(self) -> tuple[int | None, int | None, int | None]:
