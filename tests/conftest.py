@@ -22,7 +22,17 @@ def unsupported(reason: str) -> NoReturn:
     pytest.skip(reason)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--long",
+        action="store_true",
+        help="also run the tests marked `long`, and simulations and faults at their full number",
+    )
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("long") and not item.config.getoption("--long"):
+        pytest.skip("takes long: run scripts/test --long (or pytest --long)")
     if item.get_closest_marker("kernel"):
         if os.geteuid() != 0:
             unsupported("loading BPF programs needs root")
@@ -34,6 +44,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         unsupported("no llama-server: run scripts/engine")
     if item.get_closest_marker("transformers") and not TRANSFORMERS.exists():
         unsupported("no transformers serve: run scripts/engine --transformers")
+
+
+@pytest.fixture(scope="session")
+def is_long(pytestconfig: pytest.Config) -> bool:
+    """Whether `--long` was given."""
+    return bool(pytestconfig.getoption("--long"))
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,8 @@ CACHED = 0.99
 PLAIN, MAPPED = Way("read", 1, MIB), Way("mmap", 1, None)
 
 BRIEF_NS = 20_000_000  # a cell that was over sooner says little
+# Less than this of both, over all sequential cells, is no evidence: ramps and bursts fill it.
+ENOUGH_BYTES, ENOUGH_NS = 16 * MIB, 100_000_000
 WAITS = 0.5  # share of a way's time spent waiting, from which storage and not the CPU holds it
 
 VERDICTS = (
@@ -40,7 +42,8 @@ VERDICTS = (
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """`verdict` is one of VERDICTS; `ceiling` the fastest cell that read from storage.
+    """`verdict` is one of VERDICTS; `ceiling` the fastest cell that read from storage, None where
+    too little was read to call it one.
 
     Confidence is high, or low where a deciding cell was over too soon.
     """
@@ -54,12 +57,13 @@ class Conclusion:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a conclusion is drawn from."""
+    """What a conclusion is drawn from. `evicted`: parts that were cached were measured too."""
 
     stack: Stack
     size_bytes: int
     before: CacheState
     results: Sequence[Measured]
+    evicted: bool = False
 
     def rate(self, way: Way) -> float | None:
         """The measured rate of a way, None if it has none."""
@@ -120,6 +124,8 @@ def judge(seen: Seen) -> Conclusion:
     ceiling = ceiling_of(seen.results)
     if ceiling is None or not ceiling.bytes_per_second:
         return _without_figures(seen)
+    if is_thin(seen.results):
+        return _too_little(seen)
     best = ceiling.bytes_per_second
     sentences = [_ceiling_sentence(ceiling, best, seen.stack), _load_times(seen, best)]
     plain = seen.rate(PLAIN)
@@ -145,6 +151,35 @@ def judge(seen: Seen) -> Conclusion:
         sentences=tuple(sentences),
         actions=_actions(seen),
     )
+
+
+def is_thin(results: Sequence[Measured]) -> bool:
+    """Whether there is too little to judge by: one way of reading, which nothing can be compared
+    with, or a few bytes in a moment."""
+    read = [m for m in _sequential(results) if m.bytes_per_second]
+    few = sum(m.bytes_read for m in read) < ENOUGH_BYTES
+    return len(read) < 2 or (few and sum(m.elapsed_ns for m in read) < ENOUGH_NS)
+
+
+def _sequential(results: Sequence[Measured]) -> list[Measured]:
+    return [m for m in results if m.way.method in ("read", "direct", "mmap")]
+
+
+def _too_little(seen: Seen) -> Conclusion:
+    read = [m for m in _sequential(seen.results) if m.bytes_per_second]
+    came = scale.size(sum(m.bytes_read for m in read))
+    ways = "one measurement" if len(read) == 1 else f"{len(read)} measurements"
+    text = f"Only {came} could be read from storage, in {ways}: too little to judge it by."
+    if seen.before.cached_pages and not seen.evicted:
+        change = (
+            f"measure the {scale.percent(seen.before.share)} that is in the page cache too: "
+            "it is dropped for that and read back"
+        )
+        action = Action(change, None, _again(seen, "--evict "))
+    else:
+        change = "measure a bigger file on the same storage, or give it more time (--max-seconds)"
+        action = Action(change, None, "ttftprof storage FILE")
+    return Conclusion("unknown", "low", None, (text,), (action,))
 
 
 def _verdict(slow: Sequence[Measured], best: float, seen: Seen) -> str:

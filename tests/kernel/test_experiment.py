@@ -27,7 +27,6 @@ from workloads.experiment import Truth, truth_server
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 
 STAMP_ERROR_NS = 1_000_000
-SIDE = 8  # runs of each variant
 
 
 def bench(folder: Path, plan: str, *options: str, timeout_s: float = 300) -> dict[str, Any]:
@@ -61,7 +60,13 @@ SLEEPER = ModelConfig(
 
 
 @pytest.fixture(scope="module")
-def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def side(is_long: bool) -> int:
+    """Runs of each variant: four show that stamps and counts agree, eight tell a change."""
+    return 8 if is_long else 4
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory, side: int) -> tuple[Path, dict[str, Any]]:
     """A cold switch under two settings of the truth server; in the second, init takes 15 % more."""
     folder = tmp_path_factory.mktemp("planted")
     truth = truth_server(folder, SLEEPER)
@@ -71,7 +76,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
     }
     save_config(replace(truth.config, models=slower), folder / "slower.json")
     plan = truth.plan(
-        f"runs = {SIDE}\nwarmups = 1\ngap_s = 0.05\nscenarios = ['cold-switch']",
+        f"runs = {side}\nwarmups = 1\ngap_s = 0.05\nscenarios = ['cold-switch']",
         files_of(truth),
         f"[vary]\nconfig = ['{truth.config_path}', '{folder / 'slower.json'}']\n"
         "[[expect]]\nmetric = 'init'\ndirection = 'higher'\nat_least = '10%'",
@@ -84,6 +89,7 @@ def files_of(truth: Truth) -> str:
     return f"files = {{ {inner} }}"
 
 
+@pytest.mark.long
 def test_a_slower_phase_that_was_planted_is_found(planted: tuple[Path, dict[str, Any]]) -> None:
     _, report = planted
     (change,) = report["changes"]
@@ -93,7 +99,9 @@ def test_a_slower_phase_that_was_planted_is_found(planted: tuple[Path, dict[str,
     assert [one["verdict"] for one in report["expectations"]] == ["confirmed"]
 
 
-def test_the_clients_stamps_agree_with_the_probes(planted: tuple[Path, dict[str, Any]]) -> None:
+def test_the_clients_stamps_agree_with_the_probes(
+    planted: tuple[Path, dict[str, Any]], side: int
+) -> None:
     """The first token as the server's socket sent it, and as the client received it."""
     folder, _ = planted
     with Store.read(folder) as store:
@@ -101,7 +109,7 @@ def test_the_clients_stamps_agree_with_the_probes(planted: tuple[Path, dict[str,
     sent = [one.result["digest"]["first_token_ns"] for one in kept]
     received = [one.result["answers"][0]["first_token_ns"] for one in kept]
     late = sorted(there - here for here, there in zip(sent, received, strict=True))
-    assert len(late) == 2 * SIDE
+    assert len(late) == 2 * side
     assert late[0] >= 0  # nothing is received before it is sent
     assert statistics.median(late) <= STAMP_ERROR_NS, late
     waits = [
@@ -111,11 +119,11 @@ def test_the_clients_stamps_agree_with_the_probes(planted: tuple[Path, dict[str,
 
 
 def test_every_run_counts_and_nothing_of_the_talk_is_kept(
-    planted: tuple[Path, dict[str, Any]],
+    planted: tuple[Path, dict[str, Any]], side: int
 ) -> None:
     folder, report = planted
     for found in report["conditions"]:
-        assert found["counted"] == SIDE, found["not_counted"]
+        assert found["counted"] == side, found["not_counted"]
         assert found["not_counted"] == {"warm-up": 1}
         for run in found["runs"]:
             assert {c["what"] for c in run["checks"]} >= {"page cache of the model's files"}

@@ -293,6 +293,22 @@ def test_a_half_cached_file_stays_half_cached(tmp_path: Path) -> None:
     assert absent_of(model) == before
 
 
+def test_a_file_that_is_nearly_all_cached_is_judged_only_once_it_is_dropped(
+    tmp_path: Path,
+) -> None:
+    model = cold(tmp_path / "m.gguf", 128)
+    warm(model, (4 * MIB, 128 * MIB))
+    found = doctor("--quick", model)
+    assert 0 < found["bytes_read"] <= 8 * MIB
+    verdict = found["verdict"]
+    assert (verdict["verdict"], verdict["ceiling_bytes_per_second"]) == ("unknown", None)
+    assert "--evict" in verdict["actions"][0]["verify"]
+    again = doctor("--quick", "--evict", model)["verdict"]
+    assert again["verdict"] != "unknown"
+    assert again["ceiling_bytes_per_second"] > 0
+    assert absent_of(model) == [(0, 4 * MIB)]
+
+
 def test_a_cached_file_is_left_alone_and_acquits_storage(tmp_path: Path) -> None:
     model = cold(tmp_path / "m.gguf", 16)
     warm(model, (0, 16 * MIB))

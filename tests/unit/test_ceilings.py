@@ -250,9 +250,39 @@ def test_nothing_to_read_acquits_storage() -> None:
     assert judge(seen()).verdict == "unknown"
 
 
-def test_what_was_over_too_soon_is_said_and_advises_nothing() -> None:
-    from dataclasses import replace
+def thin(way: Way, megabytes: int, elapsed_ms: int) -> Measured:
+    made = cell(way, megabytes * MIB / elapsed_ms / 1000)
+    return replace(made, bytes_read=megabytes * MIB, elapsed_ns=elapsed_ms * MS)
 
+
+@pytest.mark.parametrize(
+    ("results", "amount"),
+    [
+        ([thin(READ, 4, 20)], "4.19 MB could be read from storage, in one measurement"),
+        ([thin(READ, 48, 400)], "50.3 MB could be read from storage, in one measurement"),
+        ([thin(READ, 2, 10), thin(MAPPED, 4, 20)], "6.29 MB could be read from storage, in 2"),
+    ],
+)
+def test_too_little_is_not_judged_and_what_to_do_is_said(
+    results: list[Measured], amount: str
+) -> None:
+    """As on a file that is nearly all cached."""
+    found = judge(seen(*results, cell(RANDOM, 4, 1000), cached_share=0.96))
+    assert (found.verdict, found.confidence, found.ceiling) == ("unknown", "low", None)
+    assert amount in found.sentences[0]
+    (action,) = found.actions
+    assert "96 % that is in the page cache" in action.change
+    assert action.verify == "ttftprof storage --evict '/mnt/nas/a model.gguf'"
+    again = judge(replace(seen(*results, cached_share=0.96), evicted=True))
+    assert "a bigger file" in again.actions[0].change
+
+
+def test_slow_storage_is_judged_by_few_bytes() -> None:
+    found = judge(seen(thin(READ, 2, 4000), thin(MAPPED, 4, 8000)))
+    assert found.verdict == "at the ceiling"
+
+
+def test_what_was_over_too_soon_is_said_and_advises_nothing() -> None:
     found = judge(
         seen(*(replace(m, elapsed_ns=5 * MS) for m in slow_mmap().results)),
     )

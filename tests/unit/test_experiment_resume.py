@@ -20,7 +20,6 @@ from ttftprof.experiment.host import Keeper
 from ttftprof.experiment.store import Slot, Store
 from workloads.experiment import TESTS, Truth, truth_server
 
-KILLS, RUNS = 20, 150
 SLOTS = [Slot(i, 0, "resident", "as given", False) for i in range(1, 4)]
 PLAN = {"name": "x", "runs": 3}
 
@@ -52,13 +51,18 @@ def kept(folder: Path) -> dict[int, str]:
 
 
 @pytest.mark.slow
-def test_killed_twenty_times_no_run_is_lost_or_doubled(truth: Truth, tmp_path: Path) -> None:
+def test_killed_again_and_again_no_run_is_lost_or_doubled(
+    truth: Truth, tmp_path: Path, is_long: bool
+) -> None:
+    kills, blocks = (20, 300) if is_long else (8, 75)
+    runs = 2 * blocks
     plan = tmp_path / "plan.toml"
-    experiment = "runs = 75\nwarmups = 0\ngap_s = 0\nscenarios = ['resident', 'unknown-model']"
+    scenarios = "scenarios = ['resident', 'unknown-model']"
+    experiment = f"runs = {blocks}\nwarmups = 0\ngap_s = 0\n{scenarios}"
     plan.write_text(truth.plan(experiment, rest="[workload]\nprompt_tokens = 8\nmax_tokens = 2"))
     moments = random.Random(20)
     before: dict[int, str] = {}
-    for number in range(KILLS):
+    for number in range(kills):
         process = bench(tmp_path, plan)
         if number % 4:  # in the runs
             await_more(tmp_path, len(before), process)
@@ -70,15 +74,15 @@ def test_killed_twenty_times_no_run_is_lost_or_doubled(truth: Truth, tmp_path: P
         now = kept(tmp_path)
         assert before.items() <= now.items()  # what had ended is there, unchanged
         before = now
-    assert KILLS // 2 < len(before) < RUNS, "the kills did not fall into the runs"
+    assert kills // 2 < len(before) < runs, "the kills did not fall into the runs"
     last = bench(tmp_path, plan)
     output, errors = last.communicate(timeout=60)
     assert last.returncode == 0, errors
     report = json.loads(output)
-    assert report["runs"]["done"] == report["runs"]["scheduled"] == RUNS
-    assert report["runs"]["interrupted"] <= KILLS
+    assert report["runs"]["done"] == report["runs"]["scheduled"] == runs
+    assert report["runs"]["interrupted"] <= kills
     after = kept(tmp_path)
-    assert sorted(after) == list(range(1, RUNS + 1))
+    assert sorted(after) == list(range(1, runs + 1))
     assert before.items() <= after.items()
     assert servers_of(truth) == []
 

@@ -264,7 +264,9 @@ class _Doctor:
         except Interrupted as interruption:
             self.interrupted = interruption.number
             notes = (f"ended early by {interruption}; everything was put back",)
-        seen = Seen(found.stack, found.size_bytes, session.before, session.results)
+        seen = Seen(
+            found.stack, found.size_bytes, session.before, session.results, self._limits.evict
+        )
         return replace(
             found,
             before=session.before,

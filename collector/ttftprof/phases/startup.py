@@ -133,9 +133,9 @@ def _work_begins(timeline: Timeline, served: Served, process: Process) -> int:
         first = first_prompt_call(timeline, process, served)
         if first is not None or served.back is None:
             return first.start_ns if first else served.last_ns
-    if served.back is not None:
-        return served.back.start_ns
-    begins_ns = taken_ns(timeline, served.front)
+    begins_ns = (
+        served.back.start_ns if served.back is not None else taken_ns(timeline, served.front)
+    )
     # A load that goes on with the request in hand is what the request waits for.
     reloads = any(
         begins_ns < c.end_ns and c.start_ns < served.last_ns
