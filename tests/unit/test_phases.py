@@ -446,6 +446,22 @@ def test_a_request_that_comes_in_anothers_reload_is_queued() -> None:
     assert parts(request.phases)[0] == ("queue", 200, 450, I)
 
 
+def test_a_router_whose_server_is_asleep() -> None:
+    """It has given its model up, and loads it again with the passed-on request in hand."""
+    scene = Scene().process(FRONT, "front", engine="llama.cpp").process(NEW, "server", ppid=FRONT)
+    scene.file(B_GGUF, "/models/b.gguf").call(NEW, "context_free", 10, 15)
+    scene.call(NEW, "model_free", 16, 20)
+    scene.request(FRONT, 100, token=612).connected(FRONT, 101, local=40_001, remote=9_001)
+    scene.request(NEW, 102, token=610, ports=(9_001, 40_001), prompt_tokens=38, cached_tokens=0)
+    scene.call(NEW, "model_load", 160, 400).opened(NEW, B_GGUF, 165).mapped(NEW, B_GGUF, 170)
+    scene.call(NEW, "context_init", 410, 450).call(NEW, "decode", 460, 600, value=38)
+    request = scene.only_request()
+    assert request.switched
+    assert [part[:3] for part in parts(request.phases)][-4:] == [
+        ("load", 160, 400), ("init", 400, 450), ("prefill", 450, 600), ("first_decode", 600, 612)
+    ]  # fmt: skip
+
+
 def reads_on_demand(accepted: float, executed: float | None = None) -> Scene:
     """A server that runs, and reads its weights with the request of 100 ms in hand."""
     scene = Scene().process(NEW, "python").file(B_GGUF, "/models/b.gguf")
