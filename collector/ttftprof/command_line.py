@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from ttftprof.engines.catalog import ENGINES, recognise
 
 HIDDEN = "•••"
+MAX_ARGUMENTS, MAX_CHARACTERS = 128, 8192
 
 
 def _words(text: str) -> frozenset[str]:
@@ -90,6 +91,22 @@ def public_argv(argv: Sequence[str]) -> list[str]:
             shown.append(argument if verb else _value(argument, named))
             before = argument if verb else ""
     return shown
+
+
+def capped(argv: Sequence[str]) -> list[str]:
+    """The first `MAX_ARGUMENTS`, of `MAX_CHARACTERS` in all; a last word tells how many were left
+    out. Nothing bounds what a process says of itself."""
+    kept: list[str] = []
+    left = MAX_CHARACTERS
+    for argument in argv[:MAX_ARGUMENTS]:
+        if len(argument) > left:
+            break
+        left -= len(argument)
+        kept.append(argument)
+    if not kept and argv:
+        kept.append(argv[0][:left])
+    out = len(argv) - len(kept)
+    return [*kept, f"… ({out} more)"] if out else kept
 
 
 def _program(argument: str) -> str:

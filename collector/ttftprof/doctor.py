@@ -24,6 +24,8 @@ from ttftprof.errors import NotPermitted, TtftprofError
 from ttftprof.kernel import libbpf
 from ttftprof.kernel.permission import NEEDED, effective_capabilities
 from ttftprof.kernel.session import (
+    MINIMUM,
+    MINIMUM_KERNEL,
     OBJECT,
     KernelTypes,
     ProbeSession,
@@ -37,7 +39,6 @@ from ttftprof.target import describe, running_servers
 
 OK, DEGRADED, MISSING = "ok", "degraded", "missing"
 
-MINIMUM_KERNEL = (5, 17)
 ARCHITECTURES = ("x86_64", "aarch64")
 _NR_CACHESTAT = 451  # include/uapi/asm-generic/unistd.h (the same everywhere)
 _SMALL_RING_BYTES = 1 << 18
@@ -160,13 +161,12 @@ def check_kernel(machine: Machine) -> Check:
     version = parse_release(machine.release)
     if version is None or version >= MINIMUM_KERNEL:
         return Check("kernel", OK, machine.release, required=True)
-    wanted = ".".join(map(str, MINIMUM_KERNEL))
     return Check(
         "kernel",
         MISSING,
-        f"{machine.release}, older than {wanted}",
+        f"{machine.release}, older than {MINIMUM}",
         "the probes are refused",
-        f"boot a kernel {wanted} or newer (a distribution's hardware-enablement or backports one)",
+        f"boot a kernel {MINIMUM} or newer (a distribution's hardware-enablement or backports one)",
         required=True,
     )
 

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import resource
+
 
 class TtftprofError(Exception):
     """Base of what a user may meet.
@@ -52,6 +54,15 @@ class Unsupported(TtftprofError):
     def __init__(self, message: str, minimum_kernel: str = "", next_step: str = "") -> None:
         super().__init__(message, next_step)
         self.minimum_kernel = minimum_kernel
+
+
+def too_many_files() -> TtftprofError:
+    """What EMFILE and ENFILE mean, met wherever something is opened."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return TtftprofError(
+        f"too many open files: the limit of this process is {soft}",
+        "ulimit -n 1024 (in the shell that starts it), then again",
+    )
 
 
 class RecordingError(TtftprofError):

@@ -71,6 +71,7 @@ WRITE_EVERY_NS = 200 * NS_PER_MS  # what kill -9 can cost
 OWN_EVERY_NS = NS_PER_S
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TCP_CLOSE = 7
+_NAMED = 8  # of many processes, how many are
 LINGER_NS = NS_PER_S  # after the last awaited first token, for the answers to end
 
 
@@ -154,6 +155,7 @@ class Recorder:
         self._fstypes: set[str] = set()  # of the files followed
         self._own_mount = mount_under(str(writer.path.resolve()), mounts_of(os.getpid()))
         self._command_ended = False
+        self._tell_survivors_ns: int | None = None  # when what a command left behind is told
         self.command_status: int | None = None  # as of waitpid(2), once it was seen to end
         self._stacks: dict[int, dict[str, Any]] = {}  # what lies under the files of a device
         self._own = OwnConnections()
@@ -329,7 +331,7 @@ class Recorder:
             ended = progress.open_requests == 0
             if ended or now - progress.last_token_ns > LINGER_NS:
                 return f"{progress.first_tokens} first token(s) seen"
-        if self._command_ended:
+        if self._command_ended and not self._members:
             return "the command ended"
         if not self._members and not self.target.successors:
             return "the target exited"
@@ -353,8 +355,9 @@ class Recorder:
         self._hold("threads", self._threads.rows_of(self.session.ends.drain(), ns))
         self._hold("files", files)
         if len(files):
-            pages = int(self.session.files["added_pages"][: int(control["files_used"])].sum())
-            self.progress.storage_bytes = pages * resource.getpagesize()
+            slots = self.session.files[: int(control["files_used"])]
+            cached_bytes = int(slots["added_pages"].sum()) * resource.getpagesize()
+            self.progress.storage_bytes = cached_bytes + int(slots["direct_bytes"].sum())
         self._take_gpu_samples()
         self._take_engine_counts()
         self._take_python_stacks(ns)
@@ -463,7 +466,7 @@ class Recorder:
         self._metrics.forget(pid)
         self._tap.process_gone(pid, int(event["start_ns"]))
         if pid == self.limits.command_pid:
-            self._command_ended = True
+            self._end_of_command()
             self.command_status = int(event["a"])
         if not self._members and self.target.successors:
             self.progress.stage = "the server exited; waiting for the next one"
@@ -654,6 +657,7 @@ class Recorder:
             self.writer.set_meta("own", self._own_cost())
             self._keep_states()
             self._forget_the_dead()
+            self._tell_survivors(ns)
 
     def _own_cost(self) -> dict[str, int]:
         """CPU time while recording, py-spy's with it, and before (start, imports, loading); peak
@@ -668,9 +672,32 @@ class Recorder:
         """A member whose exit was lost, or came before we looked, must not be waited for."""
         dead = {pid for pid in self._members if not is_alive(pid)}
         self._members -= dead
-        self._command_ended |= self.limits.command_pid in dead
+        if self.limits.command_pid in dead:
+            self._end_of_command()
         for pid in dead:
             self._met.pop(pid, None)
+
+    def _end_of_command(self) -> None:
+        self._command_ended = True
+        self._tell_survivors_ns = now_ns() + NS_PER_S  # most that it started end with it
+
+    def _tell_survivors(self, ns: int) -> None:
+        """A command that put its server into the background has ended, and the server has not."""
+        if self._tell_survivors_ns is None or ns < self._tell_survivors_ns:
+            return
+        self._tell_survivors_ns = None
+        if self._members:
+            self.progress.stage = "the command ended; what it started runs on"
+            self._say(
+                f"the command ended, but what it started runs on ({self.survivors()}): recording "
+                "until that ends too, or Ctrl-C"
+            )
+
+    def survivors(self) -> str:
+        """The processes of the target that live, in words; "" if there are none."""
+        pids = sorted(filter(is_alive, self._members))
+        more = f" and {len(pids) - _NAMED} more" if len(pids) > _NAMED else ""
+        return f"pid {', '.join(map(str, pids[:_NAMED]))}{more}" if pids else ""
 
     # -- end ----------------------------------------------------------------------------------
 

@@ -12,12 +12,15 @@ JSON where it has structure, so that `sqlite3 run.ttft` shows it.
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import re
+import shlex
 import shutil
 import sqlite3
 import tempfile
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,6 +29,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from ttftprof.caller import sudo_caller
 from ttftprof.errors import OutputError, RecordingError
 from ttftprof.events import EVENT, FILE_ROW, THREAD_ROW, Records
 from ttftprof.gpu_rows import GPU_PROCESS_ROW, GPU_ROW
@@ -33,6 +37,7 @@ from ttftprof.gpu_rows import GPU_PROCESS_ROW, GPU_ROW
 APPLICATION_ID = 0x54544654  # "TTFT"
 VERSION = 1
 _MAGIC = b"SQLite format 3\0"
+FOLD_EVERY_S = 5.0  # what of a killed recording is in its log alone
 COMPRESS_FROM_BYTES = 2048
 MAX_BATCH_BYTES = 256 << 20  # more than any ring holds: no file makes a reader swell
 
@@ -204,14 +209,19 @@ class Writer:
 
     def __init__(self, path: Path, overwrite: bool = False) -> None:
         self.path = path
-        self._replaced = _set_aside(path) if overwrite else []
+        self.filesystem = filesystem_of(path.parent)
+        self._wal = not (self.filesystem in _NO_WAL or self.filesystem.startswith("fuse"))
+        self._replaced = _set_aside(path, self._wal) if overwrite else []
         try:
-            _create(path)
+            # Open as long as the database is: to close it would let go of SQLite's own locks.
+            self._file = _create(path)
         except OutputError:
             self._put_back()
             raise
-        self.filesystem = filesystem_of(path.parent)
+        if self._wal:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._begun = False
+        self._next_fold_s = 0.0
         self._passing: dict[str, int] = {}  # stream -> row of what is replaced by what comes next
         self._db = sqlite3.connect(path, isolation_level=None)
         try:
@@ -221,12 +231,11 @@ class Writer:
             raise self._failure(error) if isinstance(error, sqlite3.Error) else error from error
 
     def _prepare(self) -> None:
-        wal = self.filesystem not in _NO_WAL and not self.filesystem.startswith("fuse")
         # Before there is a log: the file itself says whose it is, whatever becomes of the log.
         self._db.execute(f"PRAGMA application_id={APPLICATION_ID}")
         self._db.execute(f"PRAGMA user_version={VERSION}")
-        self._db.execute(f"PRAGMA journal_mode={'WAL' if wal else 'TRUNCATE'}")
-        self._db.execute("PRAGMA synchronous=NORMAL" if wal else "PRAGMA synchronous=FULL")
+        self._db.execute(f"PRAGMA journal_mode={'WAL' if self._wal else 'TRUNCATE'}")
+        self._db.execute("PRAGMA synchronous=NORMAL" if self._wal else "PRAGMA synchronous=FULL")
         self._db.execute("PRAGMA cache_size=-2048")
         self._db.executescript(_SCHEMA)
         self._db.execute("BEGIN")
@@ -241,12 +250,29 @@ class Writer:
         # The low byte is the code; what is above says more precisely what failed.
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
-            kept = "what was recorded so far is in the file; record again with -o on another disk"
+            log = f"{self.path}-wal"
+            kept = f" and in {shlex.quote(log)} beside it" if Path(log).exists() else ""
+            kept = f"what was recorded is in the file{kept}; record again with -o on another disk"
             return OutputError(
                 f"the disk under {self.path} is full or failing ({error})",
                 kept if self._begun else "nothing was recorded; choose an -o FILE on another disk",
             )
+        if self._is_gone():
+            return self._gone()
         return OutputError(f"{self.path} cannot be written: {error}", "choose another -o FILE")
+
+    def _is_gone(self) -> bool:
+        """Whether the file was removed, or another has taken its name."""
+        try:
+            return not os.path.samestat(os.fstat(self._file), self.path.lstat())
+        except OSError:
+            return True
+
+    def _gone(self) -> OutputError:
+        return OutputError(
+            f"{self.path} was removed or replaced while it was written; what it held is lost",
+            "record again, and leave the file alone until the recording ends",
+        )
 
     def _execute(self, statement: str, values: tuple[Any, ...]) -> int:
         """The row that an INSERT made."""
@@ -299,6 +325,13 @@ class Writer:
         try:
             if self._db.in_transaction:
                 self._db.execute("COMMIT")
+            now_s = time.monotonic()
+            if now_s >= self._next_fold_s:
+                self._next_fold_s = now_s + FOLD_EVERY_S
+                if self._is_gone():
+                    raise self._gone()
+                # So that the file alone, without its log, holds nearly all if we are killed.
+                self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
         except sqlite3.Error as error:
             raise self._failure(error) from error
 
@@ -306,6 +339,8 @@ class Writer:
         """Marks the recording (in)complete and folds the log into the one file."""
         self.settle()
         try:
+            if self._is_gone():
+                raise self._gone()
             self.set_meta("complete", complete)
             self.commit()
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -313,7 +348,7 @@ class Writer:
         except sqlite3.Error as error:
             raise self._failure(error) from error
         finally:
-            self._db.close()
+            self.abandon()
 
     def settle(self) -> None:
         """Recording has begun: a file that this one replaces goes."""
@@ -323,14 +358,19 @@ class Writer:
         self._replaced.clear()
 
     def abandon(self) -> None:
-        """Closes after a failed write, keeping what was committed."""
+        """Closes, keeping what was committed."""
         self._db.close()
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
     def discard(self) -> None:
         """Takes back a recording that never began; a file it was to replace is there again."""
-        self._db.close()
-        for end in _SIDE_FILES:
-            Path(f"{self.path}{end}").unlink(missing_ok=True)
+        ours = not self._is_gone()
+        self.abandon()
+        if ours:
+            for end in _SIDE_FILES:
+                Path(f"{self.path}{end}").unlink(missing_ok=True)
         self._put_back()
 
     def _put_back(self) -> None:
@@ -342,15 +382,20 @@ class Writer:
 _SIDE_FILES = ("", "-wal", "-shm", "-journal")
 
 
-def _set_aside(path: Path) -> list[tuple[Path, Path]]:
+def _set_aside(path: Path, locked: bool) -> list[tuple[Path, Path]]:
     """Moves a recording that is to be replaced, with its log, out of the way until the new one has
-    begun: [(where it was, where it is)]."""
+    begun: [(where it was, where it is)]. `locked`: who writes one holds a lock on it."""
     if path.exists() and not path.is_symlink() and not path.is_file():
         raise OutputError(f"{path} is no regular file", "name a file with -o FILE")
     if path.exists() and not _is_ours(path):
         raise OutputError(
             f"{path} is no recording of ttftprof: --force does not replace it",
             "choose another -o FILE",
+        )
+    if locked and path.exists() and _is_written(path):
+        raise OutputError(
+            f"{path} is being written by another recorder",
+            "wait until it ends, or choose another -o FILE",
         )
     moved = []
     for end in _SIDE_FILES:
@@ -368,6 +413,15 @@ def _set_aside(path: Path) -> list[tuple[Path, Path]]:
     return moved
 
 
+def _is_written(path: Path) -> bool:
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def _is_ours(path: Path) -> bool:
     """Whether a file is empty, or a recording by its header, whole or not.
 
@@ -383,8 +437,9 @@ def _is_ours(path: Path) -> bool:
     )
 
 
-def _create(path: Path) -> None:
-    """Makes an empty file that only its owner may read: the invoking user, under sudo."""
+def _create(path: Path) -> int:
+    """Makes an empty file that only its owner may read: the invoking user, under sudo. Its
+    descriptor."""
     flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         fd = os.open(path, flags | os.O_EXCL, 0o600)
@@ -399,10 +454,10 @@ def _create(path: Path) -> None:
             f"{path} cannot be created: {os.strerror(error.errno or errno.EIO)}",
             "choose a folder that exists and is writable with -o FILE",
         ) from error
-    with os.fdopen(fd, "rb"):
-        owner = os.environ.get("SUDO_UID"), os.environ.get("SUDO_GID")
-        if os.geteuid() == 0 and owner[0] and owner[1]:
-            os.fchown(fd, int(owner[0]), int(owner[1]))
+    caller = sudo_caller()
+    if caller is not None:
+        os.fchown(fd, caller.uid, caller.gid)
+    return fd
 
 
 class Reader:
@@ -440,7 +495,9 @@ class Reader:
         except OSError as error:
             raise RecordingError(
                 f"{self.path} cannot be read: {os.strerror(error.errno or errno.EIO)}",
-                f"sudo chown $USER {self.path}" if error.errno == errno.EACCES else "",
+                f"sudo chown $USER {shlex.quote(str(self.path))}"
+                if error.errno == errno.EACCES
+                else "",
             ) from error
         if not head:
             raise RecordingError(f"{self.path} is empty", "record again; nothing was ever written")
@@ -486,9 +543,16 @@ class Reader:
             yield stream, dtype
 
     def _damaged(self, error: Exception) -> RecordingError:
+        if _lacks_log(self.path):
+            log = f"{self.path.name}-wal"
+            return RecordingError(
+                f"{self.path} is the half of a recording that did not end by itself: its log, "
+                f"{log}, is not beside it",
+                f"copy {shlex.quote(log)} from where it was recorded, too",
+            )
         return RecordingError(
             f"{self.path} is damaged or was cut short ({error})",
-            f"sqlite3 {self.path} .recover shows what is left",
+            f"sqlite3 {shlex.quote(str(self.path))} .recover shows what is left",
         )
 
     def _rows(self, query: str, *values: Any) -> Iterator[tuple[Any, ...]]:
@@ -593,6 +657,17 @@ def _open_read(path: Path) -> tuple[sqlite3.Connection, tempfile.TemporaryDirect
     for source in (path, *logs):
         shutil.copyfile(source, copy.with_name(source.name))
     return _connect(copy, "mode=rw"), folder
+
+
+def _lacks_log(path: Path) -> bool:
+    """Whether a file was written together with a log that is not there; one that was closed is
+    whole. Layout: as in `_is_ours`."""
+    try:
+        with path.open("rb") as file:
+            written_with_log = file.read(20)[18:] == b"\x02\x02"
+    except OSError:
+        return False
+    return written_with_log and not _leftover_logs(path)
 
 
 def _leftover_logs(path: Path) -> list[Path]:

@@ -41,10 +41,24 @@ class Target:
     successors_in: str = ""
 
 
+_SHOWN_CHARACTERS = 100
+
+
 def describe(process: ProcessFacts) -> str:
     """One process in one line, for messages."""
-    shown = " ".join(process.argv[:6]) or process.comm
-    return f"pid {process.pid}  {shown[:100]}"
+    from ttftprof.reports.safe import (
+        clip_middle,
+        plain,
+    )  # brings rich, for which `record` has no time
+
+    words = list(map(plain, process.argv or [process.comm]))
+    shown = words[0]
+    for word in words[1:]:
+        if len(shown) + len(word) > _SHOWN_CHARACTERS:
+            shown += " …"
+            break
+        shown += f" {word}"
+    return f"pid {process.pid}  {clip_middle(shown, _SHOWN_CHARACTERS + 2)}"
 
 
 _INTERPRETERS = re.compile(r"^(python|pypy|node|ruby|perl|java|bash|sh|dash|zsh|uvicorn|gunicorn)")

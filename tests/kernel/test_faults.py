@@ -451,6 +451,101 @@ def program_exists(identity: int) -> bool:
     return bool(fd >= 0)
 
 
+# -- where it is started from -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_failure(tmp_path: Path, sleeper: Process, closed: str) -> None:
+    command = f"{sys.executable} -m ttftprof"
+    line = f"{command} record --pid {sleeper.pid} --duration 0.1 -o a.ttft {closed}"
+    done = subprocess.run(
+        [
+            "sh",
+            "-c",
+            f"{line} && {command} report a.ttft {closed} && {command} dump a.ttft {closed}",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert ending(tmp_path / "a.ttft") == (True, "the duration is over")
+    assert [p.name for p in tmp_path.iterdir()] == ["a.ttft"]
+
+
+def test_too_few_descriptors_are_named(tmp_path: Path, sleeper: Process) -> None:
+    line = f"ulimit -n 20; exec {sys.executable} -m ttftprof record --pid {sleeper.pid} -o a.ttft"
+    done = subprocess.run(
+        ["sh", "-c", line],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "too many open files: the limit of this process is 20" in done.stderr
+    assert "next: ulimit -n" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("uid", "runs_as"), [("abc", 0), (str(NOBODY), NOBODY)])
+def test_a_command_runs_as_the_caller_if_there_is_one(
+    tmp_path: Path, uid: str, runs_as: int
+) -> None:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("SUDO_")} | {"SUDO_UID": uid}
+    tmp_path.chmod(0o777)
+    seen = record("-o", "a.ttft", "--", "sh", "-c", "exit $(id -u)", cwd=tmp_path, env=env)
+    assert seen.code == runs_as % 256, seen.said
+
+
+def test_a_stale_ready_file_is_taken_away_first(tmp_path: Path, sleeper: Process) -> None:
+    ready = tmp_path / "ready"
+    ready.touch()
+    options = ("--pid", str(sleeper.pid), "--ready-file", "ready")
+    assert record(*options, "-o", "no/a.ttft", cwd=tmp_path).code == 7
+    assert not ready.exists()
+    assert record(*options, "-o", "a.ttft", "--duration", "0.1", cwd=tmp_path).code == 0
+    assert ready.exists()
+
+
+@pytest.mark.parametrize("what", ["link", "dangling", "folder", "another's"])
+def test_a_ready_file_that_is_no_file_of_yours_is_left_alone(
+    tmp_path: Path, sleeper: Process, what: str
+) -> None:
+    ready, other = tmp_path / "ready", tmp_path / "other"
+    if what == "folder":
+        ready.mkdir()
+    elif what == "another's":
+        ready.touch()
+        os.chown(ready, NOBODY, NOBODY)
+    else:
+        ready.symlink_to(other)
+        if what == "link":
+            other.write_text("precious")
+    seen = record("--pid", str(sleeper.pid), "--ready-file", "ready", "-o", "a.ttft", cwd=tmp_path)
+    assert seen.code == 7
+    assert "no file of yours" in seen.said
+    assert seen.has_next_step
+    assert other.exists() == (what == "link")
+    assert not (tmp_path / "a.ttft").exists()
+
+
+def test_under_sudo_a_ready_file_is_made_only_where_the_caller_may(
+    tmp_path: Path, sleeper: Process
+) -> None:
+    tmp_path.chmod(0o755)
+    env = os.environ | {"SUDO_UID": str(NOBODY), "SUDO_GID": str(NOBODY)}
+    options = ("--pid", str(sleeper.pid), "--ready-file", "ready", "-o", "a.ttft")
+    seen = record(*options, cwd=tmp_path, env=env)
+    assert seen.code == 7
+    assert "ready cannot be created: Permission denied" in seen.said
+    assert not list(tmp_path.iterdir())
+
+
 # -- a command --------------------------------------------------------------------------------
 
 
@@ -469,6 +564,39 @@ def test_an_exit_code_is_not_lost_to_a_long_farewell(tmp_path: Path) -> None:
     )
     assert record("-o", "a.ttft", "--", sys.executable, "-c", script, cwd=tmp_path).code == 3
     assert ending(tmp_path / "a.ttft") == (True, "the command ended")
+
+
+def test_what_a_command_leaves_running_is_recorded_on(tmp_path: Path) -> None:
+    """A server that puts itself into the background; what it does then is there."""
+    script = "(sleep 1.6; exec cat /bin/true) > /dev/null & exit 7"
+    seen = record("-o", "a.ttft", "--", "sh", "-c", script, cwd=tmp_path)
+    assert seen.code == 7
+    assert re.search(r"what it started runs on \(pid \d+", seen.said)
+    assert "left alone" not in seen.said
+    assert ending(tmp_path / "a.ttft") == (True, "the command ended")
+    with Reader(tmp_path / "a.ttft") as reader:
+        executed = [fact["path"] for _, fact in reader.facts("exec")]
+    assert any(path.endswith("/cat") for path in executed)
+
+
+def test_ctrl_c_leaves_alone_what_a_command_put_into_the_background(tmp_path: Path) -> None:
+    path = tmp_path / "a.ttft"
+    script = "sleep 1000 > /dev/null 2>&1 & echo $! > pid"
+    seen = start_recording(path, "--", "sh", "-c", f"cd {tmp_path}; {script}")
+    try:
+        until = time.monotonic() + 5
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        time.sleep(0.3)
+        assert seen.process.poll() is None
+        assert seen.stop() == 0
+        server = int((tmp_path / "pid").read_text())
+        assert f"left alone: pid {server}" in seen.output
+        os.kill(server, 0)
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert ending(path) == (True, "interrupted")
 
 
 # Its parent is told of a traced process's end only once the tracer has let go of it.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ttftprof.command_line import HIDDEN, public_argv
+from ttftprof.command_line import HIDDEN, MAX_ARGUMENTS, MAX_CHARACTERS, capped, public_argv
 
 SECRET = "sk-Zq83hVt0verySecret"
 PROMPT = "Tell me about my diagnosis"
@@ -123,3 +123,13 @@ def test_no_value_of_a_secret_option_is_shown(
 @given(st.lists(st.text(max_size=40), max_size=6))
 def test_any_command_line_keeps_its_length(argv: list[str]) -> None:
     assert len(public_argv(argv)) == len(argv)
+
+
+def test_a_long_command_line_is_cut_and_says_so() -> None:
+    short = ["llama-server", *map(str, range(MAX_ARGUMENTS - 1))]
+    assert capped(short) == short
+    assert capped([*short, "a", "b"]) == [*short, "… (2 more)"]
+    wide = ["server", "x" * (MAX_CHARACTERS - 6), "y", "z"]
+    assert capped(wide) == [*wide[:2], "… (2 more)"]
+    assert len(capped(["t" * 100_000])[0]) == MAX_CHARACTERS
+    assert capped([]) == []

@@ -344,6 +344,48 @@ def test_a_disk_full_from_the_start_is_an_error(tmp_path: Path) -> None:
         assert caught.value.exit_code == 7
 
 
+def test_a_recording_without_its_log_holds_what_was_folded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ttftprof.recording.FOLD_EVERY_S", 0.0)
+    path = tmp_path / "a.ttft"
+    writer = Writer(path)
+    writer.add_batch("events", records(7))
+    writer.commit()
+    alone = tmp_path / "alone" / "a.ttft"
+    alone.parent.mkdir()
+    shutil.copyfile(path, alone)
+    writer.close(complete=True)
+    contents = read_all(alone)
+    assert np.array_equal(contents["events"], records(7))
+    assert not contents["complete"]
+
+
+@pytest.mark.parametrize("bytes_there", [4096, 3 * 4096])
+def test_half_a_recording_asks_for_its_log(tmp_path: Path, bytes_there: int) -> None:
+    """Nothing was folded yet, or the fold was cut off."""
+    path = tmp_path / "a b.ttft"
+    writer = Writer(path)
+    whole = path.read_bytes()
+    writer.discard()
+    assert len(whole) > bytes_there
+    path.write_bytes(whole[:bytes_there])
+    with pytest.raises(RecordingError) as caught:
+        Reader(path)
+    assert "its log, a b.ttft-wal, is not beside it" in caught.value.message
+    assert "copy 'a b.ttft-wal'" in caught.value.next_step
+
+
+def test_a_full_disk_says_where_the_rest_lies(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        writer = Writer(disk / "a.ttft")
+        writer.settle()
+        with pytest.raises(OutputError, match="full") as caught:
+            fill(writer, [])
+        assert f"{disk}/a.ttft-wal" in caught.value.next_step
+        writer.abandon()
+
+
 # -- the output -------------------------------------------------------------------------------
 
 
@@ -372,6 +414,29 @@ def test_force_replaces_the_output_and_what_a_killed_recorder_left_beside_it(
     writer.close(complete=True)
     assert np.array_equal(read_all(path)["events"], records(7))
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_force_replaces_no_file_that_is_being_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.ttft"
+    writer = Writer(path)
+    assert "being written by another recorder" in refused_output(path, overwrite=True).message
+    writer.add_batch("events", records(7))
+    writer.close(complete=True)
+    assert np.array_equal(read_all(path)["events"], records(7))
+    Writer(path, overwrite=True).discard()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("by_another", [False, True])
+def test_a_file_that_goes_while_it_is_written_is_an_error(tmp_path: Path, by_another: bool) -> None:
+    path = tmp_path / "a.ttft"
+    writer = Writer(path)
+    path.unlink()
+    if by_another:
+        path.write_text("precious")
+    with pytest.raises(OutputError, match="removed or replaced while it was written"):
+        writer.close(complete=True)
+    assert not by_another or path.read_text() == "precious"
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import pytest
 from ttftprof import target as targets
 from ttftprof.errors import TargetError
 from ttftprof.sources.processes import ProcessFacts
+from ttftprof.target import describe
 
 Process = subprocess.Popen[bytes]
 
@@ -289,3 +290,18 @@ def test_an_interpreters_name_makes_no_successor(
 ) -> None:
     processes[10] = process(10, comm=comm)
     assert not targets.by_name(comm).successors
+
+
+def test_a_strangers_title_reaches_no_terminal_raw() -> None:
+    facts = ProcessFacts(7, 1, "x", "/x", ["\x1b[2Jserver", "-m\na"], "/", "/", 1, None)
+    assert describe(facts) == r"pid 7  \x1b[2Jserver -m a"
+
+
+def test_a_long_command_line_is_cut_between_words() -> None:
+    words = ["server", *[f"--option-{n}" for n in range(100)]]
+    shown = describe(ProcessFacts(7, 1, "x", "/x", words, "/", "/", 1, None))
+    assert len(shown) < 120
+    assert shown.endswith(" …")
+    assert set(shown.split()[2:-1]) <= set(words)
+    wide = describe(ProcessFacts(7, 1, "x", "/x", ["s" * 500], "/", "/", 1, None))
+    assert len(wide) < 120

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from ttftprof import __version__
-from ttftprof.errors import OutputError, TtftprofError
+from ttftprof.errors import OutputError, TtftprofError, Unsupported, too_many_files
 
 # name -> module; imported when asked for, so that `record` arms without loading the reports.
 _COMMANDS = {
@@ -91,6 +91,29 @@ def _import_numpy() -> None:
         os.environ[name] = given
 
 
+def _open_closed_streams() -> None:
+    """Started with one closed (`>&-`), nobody wants to read it; the number must not go to a file
+    of ours, which would get what is said."""
+    for number, mode in ((0, "r"), (1, "w"), (2, "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            stream = open(number, mode, closefd=False)  # noqa: SIM115 - while it runs
+            setattr(sys, ("stdin", "stdout", "stderr")[number], stream)
+
+
+def _tell(error: TtftprofError) -> None:
+    """What happened, and below it what to do. Foreign names in it reach no terminal raw."""
+    from ttftprof.reports.safe import plain_lines
+
+    click.echo(f"ttftprof: {plain_lines(error.message)}", err=True)
+    if isinstance(error, Unsupported) and error.minimum_kernel:
+        click.echo(f"  needs: Linux {error.minimum_kernel} or newer", err=True)
+    if error.next_step:
+        click.echo(f"  next: {plain_lines(error.next_step)}", err=True)
+
+
 def _drop_output() -> None:
     """What is still buffered goes nowhere, or the interpreter would complain of it at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -128,16 +151,18 @@ def cli() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the program; a known error prints two lines and sets the exit code."""
-    if sys.stdout is None:  # started with it closed (`>&-`): nobody wants to read
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - for as long as it runs
+    _open_closed_streams()
     try:
         result: Any = cli.main(args=arguments, prog_name="ttftprof", standalone_mode=False)
         sys.exit(result if isinstance(result, int) else 0)
     except TtftprofError as error:
-        click.echo(f"ttftprof: {error.message}", err=True)
-        if error.next_step:
-            click.echo(f"  next: {error.next_step}", err=True)
+        _tell(error)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        _tell(too_many_files())
+        sys.exit(TtftprofError.exit_code)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

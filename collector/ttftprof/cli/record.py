@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -18,13 +19,14 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from ttftprof import target as targets
+from ttftprof.caller import as_caller, become, sudo_caller
 from ttftprof.clock import NS_PER_S, now_ns
 from ttftprof.command_line import public_argv
 from ttftprof.errors import Interrupted, OutputError, TargetError, Unsupported, UsageError
 from ttftprof.kernel import privilege
 from ttftprof.kernel.libbpf import BpfError
 from ttftprof.kernel.permission import check_permitted
-from ttftprof.kernel.session import Settings
+from ttftprof.kernel.session import TEXT_RING_BYTES, Settings
 from ttftprof.recorder import STOP_SIGNALS, Limits, Progress, Recorder
 from ttftprof.recording import Writer
 from ttftprof.sources.python_stacks import PythonStacks
@@ -89,7 +91,8 @@ def target_options(command: _Command) -> _Command:
     type=int,
     default=8192,
     show_default=True,
-    help="Size of the kernel's event buffer; a power of two.",
+    help="Size of the kernel's buffers for events and texts, a power of two; less than 8192 makes "
+    "only that for events smaller.",
 )
 @click.option(
     "--gpu-launches",
@@ -132,10 +135,10 @@ def command(
     if native_stacks and not python_stacks:
         raise UsageError("native frames come with the Python stacks", "leave one option out")
     check_target(named, command_line)
+    clear_ready(ready_file)
     path = output or Path(time.strftime("ttftprof-%Y%m%d-%H%M%S.ttft"))
-    settings = Settings(
-        min_file_bytes=_whole("--min-file-mb", min_file_mb, 1 << 20),
-        event_ring_bytes=_ring_bytes(ring_kb),
+    settings = replace(
+        with_rings(ring_kb), min_file_bytes=_whole("--min-file-mb", min_file_mb, 1 << 20)
     )
     duration_ns = None if duration is None else _whole("--duration", duration, NS_PER_S)
     interrupts = Interrupts()
@@ -217,13 +220,15 @@ def _whole(option: str, value: float, unit: int) -> int:
 _MAX_RING_KB = 256 << 10  # what a reader takes as one batch, recording.MAX_BATCH_BYTES
 
 
-def _ring_bytes(ring_kb: int) -> int:
+def with_rings(ring_kb: int) -> Settings:
+    """The default settings, but for the sizes of the kernel's buffers. That for texts only grows:
+    a request that no longer fits is lost whole. Raises `UsageError`."""
     size = ring_kb << 10
     if size < os.sysconf("SC_PAGE_SIZE") or size & (size - 1) or ring_kb > _MAX_RING_KB:
         raise UsageError(
             f"--ring-kb {ring_kb} is no power of two from one page to {_MAX_RING_KB}", "try 8192"
         )
-    return size
+    return Settings(event_ring_bytes=size, text_ring_bytes=max(size, TEXT_RING_BYTES))
 
 
 def _record(
@@ -255,6 +260,9 @@ def _record(
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # all is safe: an impatient Ctrl-C is no failure
     path = shlex.quote(str(writer.path))
+    survivors = recorder.survivors() if recorder.command_ended else ""
+    if survivors:
+        _say(f"what the command left running is left alone: {survivors}")
     _say(f"{why}; {recorder.progress.requests} request(s) in {path}")
     _say(f"next: ttftprof report {path}")
     return child.result(recorder.command_ended, recorder.command_status) if child else 0
@@ -295,11 +303,37 @@ def arm(
         raise TargetError("the command was ended before it began", "start it again")
 
 
-def _announce(ready_file: Path | None) -> None:
+def clear_ready(ready_file: Path | None) -> None:
+    """A file of an earlier run would say that the probes are armed. Raises `OutputError`."""
     if ready_file is None:
         return
     try:
-        ready_file.touch()
+        with as_caller():
+            found = ready_file.lstat()
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+                raise OutputError(
+                    f"{ready_file} is there already, and is no file of yours",
+                    "choose another --ready-file",
+                )
+            ready_file.unlink()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise OutputError(
+            f"{ready_file} cannot be replaced: {error.strerror}", "choose another --ready-file"
+        ) from error
+
+
+def _announce(ready_file: Path | None) -> None:
+    """A new file in the place of one that an earlier run left; root's power reaches no further than
+    that of whoever called sudo, and no link is followed."""
+    if ready_file is None:
+        return
+    clear_ready(ready_file)
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with as_caller():
+            os.close(os.open(ready_file, flags, 0o644))
     except OSError as error:
         raise OutputError(
             f"{ready_file} cannot be created: {error.strerror}", "choose another --ready-file"
@@ -307,8 +341,10 @@ def _announce(ready_file: Path | None) -> None:
 
 
 def _say(text: str) -> None:
+    from ttftprof.reports.safe import plain_lines  # brings rich, for which arming has no time
+
     with suppress(OSError):  # the terminal may be gone; the recording is not
-        click.echo(f"ttftprof: {text}", err=True)
+        click.echo(f"ttftprof: {plain_lines(text)}", err=True)
 
 
 class _LiveLine:
@@ -447,16 +483,10 @@ def _run_command(gate: int, command_line: tuple[str, ...]) -> NoReturn:
     if os.read(gate, 1) != b"g":
         os._exit(125)
     try:
-        _become_caller()
+        caller = sudo_caller()
+        if caller is not None:
+            become(caller)
         os.execvp(command_line[0], command_line)
     except OSError as error:
         os.write(2, f"ttftprof: {command_line[0]}: {error.strerror}\n".encode())
     os._exit(126)
-
-
-def _become_caller() -> None:
-    uid, gid, user = (os.environ.get(k) for k in ("SUDO_UID", "SUDO_GID", "SUDO_USER"))
-    if os.geteuid() == 0 and uid and gid and user:
-        os.initgroups(user, int(gid))
-        os.setgid(int(gid))
-        os.setuid(int(uid))

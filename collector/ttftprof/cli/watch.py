@@ -24,6 +24,7 @@ from ttftprof.cli.record import (
     Interrupts,
     arm,
     check_target,
+    clear_ready,
     find_target,
     target_options,
 )
@@ -98,6 +99,7 @@ def command(
     output.checked_width(width)
     metrics = _Metrics(address) if address else None
     check_target(named, command_line)
+    clear_ready(ready_file)
     slow = _slow(keep_slow)
     out = output.printable(sys.stdout)
     screen: Screen = JsonLines(out) if form == "json" else text_screen(out, width, color)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ttftprof.caller import sudo_caller
 from ttftprof.errors import TargetError
 
 _ARM_TIMEOUT_S = 60.0
@@ -49,11 +49,13 @@ class Keeper:
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         """Ends the server that runs, if one does, and starts another; raises `TargetError`."""
+        caller = sudo_caller()
         order = {
             "start": list(command),
             "env": dict(env),
             "log": str(self._log),
-            "user": _caller(),
+            # Who called sudo: the server is theirs, as with `ttftprof record -- COMMAND`.
+            "user": caller and [caller.uid, caller.gid, caller.groups],
         }
         answer = self._tell(order)
         if "error" in answer:
@@ -90,14 +92,6 @@ class Keeper:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-
-def _caller() -> tuple[int, int, str] | None:
-    """Who called sudo: the server is theirs, as with `ttftprof record -- COMMAND`."""
-    uid, gid, user = (os.environ.get(k) for k in ("SUDO_UID", "SUDO_GID", "SUDO_USER"))
-    if os.geteuid() == 0 and uid and gid and user:
-        return int(uid), int(gid), user
-    return None
 
 
 class RunRecorder:

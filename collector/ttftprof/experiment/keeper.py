@@ -5,7 +5,7 @@ the server ends with the experiment however that ends: when its standard input c
 asks it to end, the keeper ends the server and itself; should it be killed, the kernel ends the
 server. One JSON object a line goes in, one comes out for each.
 
-    {"start": [argv], "env": {…}, "log": path, "user": [uid, gid, name] | null}  → {"pid": n}
+    {"start": [argv], "env": {…}, "log": path, "user": [uid, gid, groups] | null}  → {"pid": n}
     {"stop": true}  → {"stopped": true}
 """
 
@@ -43,8 +43,7 @@ def _end_with_us() -> None:
 
 
 def _start(order: dict[str, Any]) -> subprocess.Popen[bytes]:
-    uid, gid, name = order.get("user") or (None, None, None)
-    groups = os.getgrouplist(name, gid) if name and gid is not None else None
+    uid, gid, groups = order.get("user") or (None, None, None)
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
         # stdin is a pipe that this process holds: servers that watch theirs end with it

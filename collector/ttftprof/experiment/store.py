@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from ttftprof.caller import sudo_caller
 from ttftprof.errors import OutputError, RecordingError, UsageError
 from ttftprof.recording import filesystem_of
 
@@ -82,6 +83,9 @@ class Store:
         may be written down, `digest` tells the whole of it."""
         try:
             (folder / _RUNS).mkdir(parents=True, exist_ok=True)
+            caller = sudo_caller()
+            if caller is not None:  # whose recorders are root no more when they are armed
+                os.chown(folder / _RUNS, caller.uid, caller.gid, follow_symlinks=False)
             lock = _locked(folder)
             partial = folder / f"{_FILE}.partial"
             partial.unlink(missing_ok=True)

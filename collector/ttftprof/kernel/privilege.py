@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from ttftprof.caller import become, sudo_caller
 from ttftprof.kernel.permission import CAPABILITIES
 
 KEPT = ("CAP_BPF", "CAP_PERFMON", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH")
@@ -49,8 +50,8 @@ def drop(folder: Path, ends_command: bool = False) -> None:
     kept = set(KEPT)
     if "CAP_BPF" not in held():
         kept.add("CAP_SYS_ADMIN")  # which stands for it, in what started this process
-    caller = _caller()
-    if caller is not None and not _may_write(folder, *caller):
+    caller = sudo_caller()
+    if caller is not None and not _may_write(folder, caller.uid, caller.gid):
         caller = None
     if caller is None:
         kept |= {"CAP_KILL"} if ends_command else set()
@@ -60,10 +61,7 @@ def drop(folder: Path, ends_command: bool = False) -> None:
     _check(_libc.prctl(_SET_KEEPCAPS, 1, 0, 0, 0))
     _bound(held_bits)
     if caller is not None:
-        uid, gid = caller
-        os.setgroups([gid])
-        os.setresgid(gid, gid, gid)
-        os.setresuid(uid, uid, uid)
+        become(caller)
     _set(held_bits, inherited)
     for number in _numbers(inherited):
         _check(_libc.prctl(_CAP_AMBIENT, _AMBIENT_RAISE, number, 0, 0))
@@ -89,14 +87,6 @@ def _held() -> int:
         if line.startswith("CapEff:"):
             return int(line.split()[1], 16)
     return 0
-
-
-def _caller() -> tuple[int, int] | None:
-    """(uid, gid) of who called sudo; None for a real root, or an ordinary user."""
-    uid, gid = os.environ.get("SUDO_UID", ""), os.environ.get("SUDO_GID", "")
-    if os.geteuid() != 0 or not uid.isdigit() or not gid.isdigit() or int(uid) == 0:
-        return None
-    return int(uid), int(gid)
 
 
 def _may_write(folder: Path, uid: int, gid: int) -> bool:

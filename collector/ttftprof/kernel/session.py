@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ttftprof.errors import NotPermitted, Unsupported
+from ttftprof.errors import NotPermitted, Unsupported, too_many_files
 from ttftprof.events import (
     CONTROL,
     EVENT,
@@ -43,10 +43,14 @@ OBJECT = Path(__file__).parent / "objects" / platform.machine() / "probes.bpf.o"
 THREADS = 8192
 FILES = 4096
 END_RING_BYTES = 1 << 20
-# In this order: the walks over maps and files look only at members.
+TEXT_RING_BYTES = 8 << 20
+# bpf_loop() came with it.
+MINIMUM_KERNEL = (5, 17)
+MINIMUM = ".".join(map(str, MINIMUM_KERNEL))
 # Those for one link with many uprobes; whether the kernel can is found out when one is made.
 _MULTI = ("marks__calls", "marks__returns")
 _CANNOT = (errno.EINVAL, errno.EOPNOTSUPP)
+# In this order: the walks over maps and files look only at members.
 _ITERATORS = ("process__seed", "files__held_maps", "files__held_files")
 _REFUSED_PROGRAM = re.compile(r"prog '(\w+)'")
 
@@ -79,7 +83,7 @@ class Settings:
     short_wait_ns: int = 100_000
     min_file_bytes: int = 1 << 20
     event_ring_bytes: int = 8 << 20
-    text_ring_bytes: int = 8 << 20
+    text_ring_bytes: int = TEXT_RING_BYTES
     tick_hz: int = 251
     own_tgid: int = field(default_factory=os.getpid)
 
@@ -128,7 +132,7 @@ class KernelTypes:
         if not self._btf:
             raise Unsupported(
                 "this kernel offers no BTF (/sys/kernel/btf/vmlinux is missing)",
-                minimum_kernel="5.2 with CONFIG_DEBUG_INFO_BTF=y",
+                minimum_kernel=MINIMUM,
                 next_step="in Windows, `wsl --update` brings a newer kernel; one without BTF "
                 "cannot be recorded on: use Linux itself or a virtual machine"
                 if is_wsl()
@@ -342,7 +346,7 @@ class ProbeSession:
         if probe.required:
             raise Unsupported(
                 f"the probe for the {probe.title} cannot be used: {reason}",
-                minimum_kernel="5.17",
+                minimum_kernel=MINIMUM,
                 next_step="`ttftprof doctor` shows what this kernel offers",
             )
         states = self.if_needed if probe.filesystems else self.states
@@ -378,11 +382,13 @@ class ProbeSession:
                 "is missing",
                 "run it with sudo; in a container or under lockdown, `ttftprof doctor` tells more",
             ) from error
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise too_many_files() from error
         found = _REFUSED_PROGRAM.search(error.detail)
         if not found or found[1] in without:
             raise Unsupported(
                 f"the kernel refuses the probes: {error.detail or error.strerror}",
-                minimum_kernel="5.17",
+                minimum_kernel=MINIMUM,
                 next_step="`ttftprof doctor` shows what this kernel offers",
             ) from error
         self._leave_out(found[1], error.detail)

@@ -32,6 +32,12 @@ def plain(text: object, limit: int = _MAX_CHARACTERS) -> str:
     return shown if len(shown) <= limit else shown[: limit - 1] + _ELLIPSIS
 
 
+def plain_lines(text: str) -> str:
+    """As `plain`, line for line, each with the blanks it begins with."""
+    lines = text.split("\n")
+    return "\n".join(" " * (len(x) - len(x.lstrip(" "))) + plain(x) for x in lines)
+
+
 def _is_harmful(character: str, marks: int) -> bool:
     """A mark after many others (they pile up), or one that changes the width of what precedes."""
     if unicodedata.category(character) in _ESCAPED or marks > _MAX_MARKS:

@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 
-from ttftprof.command_line import public_argv
+from ttftprof.command_line import capped, public_argv
 from ttftprof.engines.catalog import recognise
 
 PROC = Path("/proc")
@@ -18,8 +18,8 @@ PROC = Path("/proc")
 class ProcessFacts:
     """One process as /proc showed it. `start_ticks` (clock ticks since boot) tells a reused pid.
 
-    `argv` is what of the command line may be written down (see command_line.py). The environment
-    is never read.
+    `argv` is what of the command line may be written down, up to a length (see command_line.py).
+    The environment is never read.
     """
 
     pid: int
@@ -56,7 +56,7 @@ def read_process(pid: int, proc: Path = PROC) -> ProcessFacts | None:
         ppid=int(fields[1]),
         comm=comm,
         exe=exe,
-        argv=public_argv(argv),
+        argv=capped(public_argv(argv)),
         cwd=_link(root / "cwd"),
         cgroup=max(
             cgroup_paths(pid, proc).values(), key=len, default=""
