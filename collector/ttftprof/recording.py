@@ -40,6 +40,7 @@ _MAGIC = b"SQLite format 3\0"
 FOLD_EVERY_S = 5.0  # what of a killed recording is in its log alone
 COMPRESS_FROM_BYTES = 2048
 MAX_BATCH_BYTES = 256 << 20  # more than any ring holds: no file makes a reader swell
+_MOST_COMPRESSED = 1032  # bytes out of one, at most: https://zlib.net/zlib_tech.html
 
 _SCHEMA = """
 CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -590,9 +591,30 @@ class Reader:
                 raise self._damaged(error) from error
 
     def stream(self, stream: str) -> Records:
-        """A whole stream as one array; empty, with this version's layout, if there is none."""
-        parts = list(self.batches(stream))
-        return np.concatenate(parts) if parts else np.empty(0, STREAMS[stream])
+        """A whole stream as one array; empty, with this version's layout, if there is none.
+
+        It is filled batch by batch, so that no second copy of the recording is ever held.
+        """
+        whole = np.empty(self._length(stream), STREAMS[stream])
+        at = 0
+        for batch in self.batches(stream):
+            whole[at : at + len(batch)] = batch
+            at += len(batch)
+        return whole
+
+    def _length(self, stream: str) -> int:
+        """How many records the batches say they hold, none more than its bytes can."""
+        dtype, total = self._layouts.get(stream), 0
+        if dtype is None:
+            return 0
+        query = "SELECT count, length(data) FROM batches WHERE stream = ?"
+        for count, length in self._rows(query, stream):
+            if not isinstance(count, int) or not isinstance(length, int):
+                raise self._damaged(ValueError("a batch row is malformed"))
+            if not 0 <= count * dtype.itemsize <= (length + 1) * _MOST_COMPRESSED:
+                raise self._damaged(ValueError(f"a batch of {count} records"))
+            total += count
+        return total
 
     def has_field(self, stream: str, field: str) -> bool:
         """Whether whoever wrote the recording knew a field; `stream` reads others as 0."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -31,6 +31,7 @@ from ttftprof.sources.mountstats import MountStats
 Ints = npt.NDArray[np.int64]
 FOREVER = int(np.iinfo(np.int64).max)
 _Derived = TypeVar("_Derived")
+_Key = TypeVar("_Key", bound=Hashable)
 _IMPOSSIBLE_NS = 1 << 62  # 146 years of uptime: no clock says so, only a damaged record
 
 
@@ -218,12 +219,12 @@ class Timeline:
     )
     _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def derived(self, make: Callable[[Timeline, int], _Derived], tgid: int) -> _Derived:
-        """What `make` makes of one process, made once: many requests ask for the same."""
-        key = make, tgid
-        if key not in self._derived:
-            self._derived[key] = make(self, tgid)
-        found: _Derived = self._derived[key]
+    def derived(self, make: Callable[[Timeline, _Key], _Derived], key: _Key) -> _Derived:
+        """What `make` makes of one process, file…, made once: many requests ask for the same."""
+        known = make, key
+        if known not in self._derived:
+            self._derived[known] = make(self, key)
+        found: _Derived = self._derived[known]
         return found
 
     def rows_of_threads(self, tgid: int) -> Sequence[Records]:
@@ -298,16 +299,13 @@ def build(reader: Facts) -> Timeline:
 
 def _build(reader: Facts) -> Timeline:
     meta = _sound(reader.meta)
-    written = reader.stream("events"), reader.stream("threads")
-    events = _possible(written[0], "start_ns", "duration_ns")
-    events = events[np.argsort(events["start_ns"], kind="stable")]
-    by_kind = {kind: events[events["kind"] == kind] for kind in Kind}
-    threads = _possible(written[1], "ns", "since_ns", "off_ns")
-    damaged = sum(map(len, written)) - len(events) - len(threads)
+    by_kind, impossible_events = _events_of(reader)
+    threads, impossible_rows = _possible(reader.stream("threads"), "ns", "since_ns", "off_ns")
+    damaged = impossible_events + impossible_rows
     threads = threads[np.argsort(threads["ns"], kind="stable")]
-    start_ns = _stamp(meta.get("start_ns") or (events["start_ns"][0] if len(events) else 0))
+    start_ns = _stamp(meta.get("start_ns") or _first_stamp(by_kind))
     armed_ns = _stamp(meta.get("armed_ns") or start_ns)
-    end_ns = _stamp(meta.get("end_ns") or _last_stamp(events, threads, start_ns))
+    end_ns = _stamp(meta.get("end_ns") or _last_stamp(by_kind, threads, start_ns))
     marks = tuple(_marks(reader))
     calls = _calls(by_kind, {int(k): v for k, v in (meta.get("marks") or {}).items()})
     return Timeline(
@@ -351,12 +349,26 @@ def _sound(meta: Mapping[str, Any]) -> Mapping[str, Any]:
     return meta
 
 
-def _possible(records: Records, *stamps: str) -> Records:
-    """The records without those whose stamps no clock ever showed."""
+def _events_of(reader: Facts) -> tuple[dict[Kind, Records], int]:
+    """(events by kind, each ordered by stamp; how many had none that can be). The kinds are views
+    of one array: besides it, no more than the array that it was read into is ever held."""
+    events, impossible = _possible(reader.stream("events"), "start_ns", "duration_ns")
+    # Both sorts are stable: of one kind and stamp, they stay as they were written.
+    order = np.argsort(events["start_ns"], kind="stable").astype(np.int32)
+    order = order[np.argsort(events["kind"][order], kind="stable")]
+    events = events[order]
+    edges = np.searchsorted(events["kind"], [*map(int, Kind), int(max(Kind)) + 1]).tolist()
+    views = (events[first:end] for first, end in pairwise(edges))
+    return dict(zip(Kind, views, strict=True)), impossible
+
+
+def _possible(records: Records, *stamps: str) -> tuple[Records, int]:
+    """(the records without those whose stamps no clock ever showed, the number of those)."""
     impossible = np.zeros(len(records), bool)
     for name in stamps:
         impossible |= records[name] >= _IMPOSSIBLE_NS
-    return records[~impossible] if impossible.any() else records
+    number = int(np.count_nonzero(impossible))
+    return (records[~impossible] if number else records), number
 
 
 def _stamp(value: Any) -> int:
@@ -367,20 +379,40 @@ def _stamp(value: Any) -> int:
 
 def split_by(records: Records, *fields: str) -> dict[tuple[int, ...], Records]:
     """The records by the values of some fields, each part in the order in which they came."""
+    order, parts = grouped(records, *fields)
+    ordered = records[order]
+    return {key: ordered[part] for key, part in parts.items()}
+
+
+def grouped(
+    records: Records, *fields: str
+) -> tuple[npt.NDArray[np.int32], dict[tuple[int, ...], slice]]:
+    """(order, {values of some fields: where in the order their records are}): of the same values,
+    the records stay in the order in which they came."""
     if not len(records):
-        return {}
-    records = records[np.lexsort([records[name] for name in reversed(fields)])]
+        return np.empty(0, np.int32), {}
+    order = np.lexsort([records[name] for name in reversed(fields)]).astype(np.int32)
     changes = np.zeros(len(records) - 1, bool)
     for name in fields:
-        changes |= records[name][1:] != records[name][:-1]
-    parts = np.split(records, np.flatnonzero(changes) + 1)
-    return {tuple(int(part[name][0]) for name in fields): part for part in parts}
+        column = records[name][order]
+        changes |= column[1:] != column[:-1]
+    edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(records)]
+    firsts = records[order[edges[:-1]]]
+    keys = zip(*(firsts[name].tolist() for name in fields), strict=True)
+    return order, {key: slice(*edge) for key, edge in zip(keys, pairwise(edges), strict=True)}
 
 
-def _last_stamp(events: Records, threads: Records, otherwise: int) -> int:
+def _first_stamp(by_kind: Mapping[Kind, Records]) -> int:
+    return min(
+        (int(events["start_ns"][0]) for events in by_kind.values() if len(events)), default=0
+    )
+
+
+def _last_stamp(by_kind: Mapping[Kind, Records], threads: Records, otherwise: int) -> int:
     stamps = [otherwise]
-    if len(events):
-        stamps.append(int((events["start_ns"] + events["duration_ns"]).max()))
+    for events in by_kind.values():
+        if len(events):
+            stamps.append(int((events["start_ns"] + events["duration_ns"]).max()))
     if len(threads):
         stamps.append(int(threads["ns"].max()))
     return max(stamps)
@@ -453,24 +485,29 @@ def _waits(
     by_kind: Mapping[Kind, Records], threads: Records, armed_ns: int, end_ns: int
 ) -> dict[int, Sequence[Waits]]:
     """Every tracked thread, with the wait it was still in when recording ended."""
-    parts = {tid: own for (tid,), own in split_by(by_kind[Kind.OFFCPU], "tid").items()}
-    nothing = by_kind[Kind.OFFCPU][:0]
+    offcpu = by_kind[Kind.OFFCPU]
+    order, parts = grouped(offcpu, "tid")
+    columns = _Columns.of(offcpu, order)
+    owners = {tid: int(offcpu["tgid"][order[part.stop - 1]]) for (tid,), part in parts.items()}
     found: dict[int, list[Waits]] = {}
-    for tid, lives in _thread_lives(by_kind, threads, parts).items():
-        own = parts.get(tid, nothing)
-        cuts = np.searchsorted(own["start_ns"], [life.since_ns for life in lives[1:]])
-        for life, waits in zip(lives, np.split(own, cuts), strict=True):
+    for tid, lives in _thread_lives(by_kind, threads, owners).items():
+        own = columns.part(parts.get((tid,), slice(0, 0)))
+        cuts = np.searchsorted(own.start_ns, [life.since_ns for life in lives[1:]]).tolist()
+        for life, edges in zip(lives, pairwise([0, *cuts, len(own.start_ns)]), strict=True):
             born_ns = life.since_ns if life.since_ns > armed_ns else 0
-            found.setdefault(life.tgid, []).append(_waits_of(life, waits, born_ns, end_ns))
+            waits = own.part(slice(*edges)).with_open_wait(life, end_ns)
+            found.setdefault(life.tgid, []).append(waits.of_thread(life, born_ns))
     return {tgid: tuple(ws) for tgid, ws in found.items()}
 
 
 def _thread_lives(
-    by_kind: Mapping[Kind, Records], threads: Records, waits: Mapping[int, Records]
+    by_kind: Mapping[Kind, Records], threads: Records, owners: Mapping[int, int]
 ) -> dict[int, list[_ThreadLife]]:
-    """{thread id: its lives, oldest first}. Snapshots and ends name a life by when it began."""
+    """{thread id: its lives, oldest first}. Snapshots and ends name a life by when it began; a
+    thread of which there is neither is one of the process it waited in, in `owners`."""
+    order, parts = grouped(threads, "tid", "since_ns")
     rows: dict[tuple[int, ...], Any] = {
-        key: own[-1] for key, own in split_by(threads, "tid", "since_ns").items()
+        key: threads[order[part.stop - 1]] for key, part in parts.items()
     }
     ends: dict[tuple[int, ...], Any] = {
         (int(e["tid"]), int(e["start_ns"])): e for e in by_kind[Kind.THREAD_END]
@@ -483,9 +520,8 @@ def _thread_lives(
         tgid = int(fact["tgid"])
         dead_ns = FOREVER if end is None else since_ns + int(end["duration_ns"])
         lives.setdefault(tid, []).append(_ThreadLife(tid, tgid, since_ns, dead_ns, row))
-    for tid in waits.keys() - lives.keys():
-        tgid = int(waits[tid]["tgid"][-1])
-        lives[tid] = [_ThreadLife(tid, tgid, births.get(tid, 0), FOREVER, None)]
+    for tid in owners.keys() - lives.keys():
+        lives[tid] = [_ThreadLife(tid, owners[tid], births.get(tid, 0), FOREVER, None)]
     return {tid: _ended_by_the_next(of_tid) for tid, of_tid in lives.items()}
 
 
@@ -496,36 +532,64 @@ def _ended_by_the_next(lives: list[_ThreadLife]) -> list[_ThreadLife]:
     return [*ended, lives[-1]]
 
 
-def _waits_of(life: _ThreadLife, own: Records, born_ns: int, end_ns: int) -> Waits:
-    own = _with_open_wait(own, life.row, life.dead_ns == FOREVER, end_ns)
-    return Waits(
-        tid=life.tid,
-        tgid=life.tgid,
-        start_ns=own["start_ns"].astype(np.int64),
-        end_ns=(own["start_ns"] + own["duration_ns"]).astype(np.int64),
-        # A reason that this version does not know is another one.
-        reason=np.where(own["flags"] < len(Wait), own["flags"], int(Wait.OTHER)).astype(np.uint16),
-        dev=own["dev"].astype(np.uint32),
-        ino=own["ino"].astype(np.uint64),
-        born_ns=born_ns,
-        dead_ns=life.dead_ns,
-    )
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Waits as columns: all threads share one array of each, a thread has views."""
 
+    start_ns: Ints
+    end_ns: Ints
+    reason: npt.NDArray[np.uint16]
+    dev: npt.NDArray[np.uint32]
+    ino: npt.NDArray[np.uint64]
 
-def _with_open_wait(own: Records, row: Any, alive: bool, end_ns: int) -> Records:
-    """Adds the wait that the thread's last snapshot shows and no event ended."""
-    if row is None or not alive or not int(row["off_ns"]):
-        return own
-    began = int(row["off_ns"])
-    if len(own) and int(own["start_ns"][-1]) >= began:
-        return own
-    extra = np.zeros(1, own.dtype)
-    extra["start_ns"] = began
-    extra["duration_ns"] = max(end_ns - began, 0)
-    extra["flags"] = row["off_reason"] & 0xFFFF
-    if int(row["off_reason"]) == Wait.STORAGE:
-        extra["dev"], extra["ino"] = row["file_dev"], row["file_ino"]
-    return np.concatenate([own, extra])
+    @classmethod
+    def of(cls, offcpu: Records, order: npt.NDArray[np.int32]) -> _Columns:
+        start_ns = offcpu["start_ns"][order].view(np.int64)
+        end_ns = offcpu["duration_ns"][order].view(np.int64)
+        end_ns += start_ns
+        reason = offcpu["flags"][order]
+        reason[reason >= len(Wait)] = Wait.OTHER  # one that this version does not know
+        return cls(start_ns, end_ns, reason, offcpu["dev"][order], offcpu["ino"][order])
+
+    def part(self, where: slice) -> _Columns:
+        return _Columns(
+            self.start_ns[where],
+            self.end_ns[where],
+            self.reason[where],
+            self.dev[where],
+            self.ino[where],
+        )
+
+    def with_open_wait(self, life: _ThreadLife, end_ns: int) -> _Columns:
+        """Adds the wait that the thread's last snapshot shows and no event ended."""
+        row = life.row
+        if row is None or life.dead_ns != FOREVER or not int(row["off_ns"]):
+            return self
+        began = int(row["off_ns"])
+        if len(self.start_ns) and int(self.start_ns[-1]) >= began:
+            return self
+        reason = int(row["off_reason"]) & 0xFFFF
+        storage = int(row["off_reason"]) == Wait.STORAGE
+        return _Columns(
+            np.append(self.start_ns, began),
+            np.append(self.end_ns, max(end_ns, began)),
+            np.append(self.reason, np.uint16(reason if reason < len(Wait) else Wait.OTHER)),
+            np.append(self.dev, np.uint32(row["file_dev"] if storage else 0)),
+            np.append(self.ino, np.uint64(row["file_ino"] if storage else 0)),
+        )
+
+    def of_thread(self, life: _ThreadLife, born_ns: int) -> Waits:
+        return Waits(
+            tid=life.tid,
+            tgid=life.tgid,
+            start_ns=self.start_ns,
+            end_ns=self.end_ns,
+            reason=self.reason,
+            dev=self.dev,
+            ino=self.ino,
+            born_ns=born_ns,
+            dead_ns=life.dead_ns,
+        )
 
 
 # -- marks ----------------------------------------------------------------------------------------
@@ -651,7 +715,7 @@ def _whole(value: Any, at_least: int = 0) -> int | None:
 
 def _files(reader: Facts, looks: Ints, end_ns: int) -> dict[tuple[int, int], FileFacts]:
     """The followed files. `looks`: every moment at which the recorder read the counters."""
-    rows = _possible(reader.stream("files"), "ns")
+    rows, _ = _possible(reader.stream("files"), "ns")
     rows = rows[np.argsort(rows["ns"], kind="stable")]
     parts = split_by(rows, "dev", "ino")
     named = {(int(f["dev"]), int(f["ino"])): f for _, f in reader.facts("file")}
