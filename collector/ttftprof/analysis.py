@@ -145,7 +145,11 @@ def _request(
         mounts=tuple(storage.mounts_of(timeline, files, front.start_ns, end_ns)),
         gpu=tuple(gpu.uses_of(timeline, served.server, front.start_ns, end_ns)),
         verdict=_UNJUDGED,
-        notes=(*_request_notes(timeline, served), *circumstances.notes_of(known)),
+        notes=(
+            *_request_notes(timeline, served),
+            *circumstances.notes_of(known),
+            *storage.notes_of(files),
+        ),
         memory=storage.memory_of(timeline, served.server),
         python=python_time.times_of(timeline, parts, critical),
     )

@@ -171,7 +171,8 @@ class FileUse:
 
     `requests`: asked of the disk, server or daemon. `sequential_share`: of them, those that went on
     where another ended. `evicted`, `reclaimed` (evicted because memory was short) and `refaulted`
-    bytes (from storage although they had been in the cache while recording ran). `rates`:
+    bytes (from storage although they had been in the cache while recording ran).
+    `read_by_others_bytes`: other programs brought into the cache meanwhile. `rates`:
     (moment, bytes per second until the next moment), at most `RATES` of them. `path_model`: see
     there.
     """
@@ -203,6 +204,7 @@ class FileUse:
     evicted_bytes: int | None = None
     reclaimed_bytes: int | None = None
     refaulted_bytes: int | None = None
+    read_by_others_bytes: int | None = None
     rates: tuple[tuple[int, float], ...] = ()
     path_model: PathModel | None = None
 

@@ -105,6 +105,7 @@ def _file_use(span: _Span, file: FileFacts, is_weights: bool) -> FileUse:
     added = file.delta("added_pages", start_ns, end_ns) * page
     direct = file.delta("direct_bytes", start_ns, end_ns)
     read = file.delta("read_bytes", start_ns, end_ns)
+    by_others = file.delta("foreign_pages", start_ns, end_ns) * page
     from_storage = added + direct
     # Without its probe nothing counted what entered the cache: 0 would acquit storage unheard.
     counts = all(s.name != "pagecache" or s.state != "absent" for s in timeline.sources)
@@ -147,6 +148,7 @@ def _file_use(span: _Span, file: FileFacts, is_weights: bool) -> FileUse:
         evicted_bytes=grew("evicted_pages"),
         reclaimed_bytes=grew("reclaimed_pages"),
         refaulted_bytes=grew("refaulted_pages"),
+        read_by_others_bytes=by_others if counts else None,
         rates=_rates(file, asked, page, start_ns, end_ns),
         path_model=span.model_of(file, from_storage),
     )
@@ -225,6 +227,19 @@ def residency_before(
         return min(int(before["cached_pages"][-1]) / pages, 1.0)
     held = _on_file(timeline.of_kind(Kind.HELD), file)
     return min(int(held["b"][0]) / pages, 1.0) if len(held) else None
+
+
+_NOTEWORTHY_SHARE = 0.01  # of a file's size
+
+
+def notes_of(files: Iterable[FileUse]) -> list[str]:
+    """Where other programs read the same files meanwhile: the cache that worked was theirs."""
+    return [
+        f"other programs read {f.read_by_others_bytes / 1e6:,.0f} MB of {f.path} into the page "
+        "cache meanwhile"
+        for f in files
+        if f.read_by_others_bytes and f.read_by_others_bytes >= _NOTEWORTHY_SHARE * f.size_bytes
+    ]
 
 
 def _from_cache(

@@ -107,7 +107,8 @@ def acquit(files: Sequence[FileUse], waited_ns: int, whole_ns: int) -> StorageCa
         return None
     if weights.bytes_from_storage is None:
         return None
-    if not weights.bytes_from_storage:
+    by_others = weights.read_by_others_bytes or 0
+    if not weights.bytes_from_storage and not by_others:
         return StorageCause(
             "cache worked",
             "Storage is not to blame: not one byte of the weights came from it.",
@@ -117,6 +118,8 @@ def acquit(files: Sequence[FileUse], waited_ns: int, whole_ns: int) -> StorageCa
     came = f"{scale.size(weights.bytes_from_storage)} came from it"
     if weights.bytes_per_second:
         came += f" at {scale.rate(weights.bytes_per_second)}"
+    if by_others:
+        came += f" (and {scale.size(by_others)} for other programs meanwhile)"
     waited = f"{scale.duration(waited_ns)} of {scale.duration(whole_ns)}"
     return StorageCause(
         "not storage", f"Storage is not to blame: {came}, and only {waited} was waiting for it."

@@ -175,16 +175,21 @@ class FileFacts:
         after = int(np.searchsorted(self.rows["ns"], max(ns, 0), side="right"))
         if after == 0:
             return 0.0
-        before = float(self.rows[name][after - 1])
+        before = _signed(self.rows[name][after - 1])
         if after == len(self.rows):
             return before
         began, ended = int(self.rows["ns"][after - 1]), int(self.rows["ns"][after])
-        grown = float(self.rows[name][after]) - before
+        grown = _signed(self.rows[name][after]) - before
         return before + grown * (ns - began) / (ended - began)
 
     def delta(self, name: str, start_ns: int, end_ns: int) -> int:
         """How much a counter grew in an interval."""
         return max(round(self.at(name, end_ns) - self.at(name, start_ns)), 0)
+
+
+def _signed(counter: np.integer[Any]) -> float:
+    """Pages that readahead gave back are taken off whoever gave them back, perhaps below 0."""
+    return float(counter.astype(np.int64))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import pytest
 from ttftprof.events import Kind, MmapFlag, ReadFlag, Wait, kernel_dev
 from ttftprof.model import FileUse, Quantiles
 from ttftprof.phases import StartUp
-from ttftprof.storage import counted, files_of, mounts_of
+from ttftprof.storage import counted, files_of, mounts_of, notes_of
 from ttftprof.timeline import Timeline
 from unit.recordings import A_GGUF, B_GGUF, DEV, MIB, MS, NEW, OLD, PAGE, Scene, ns
 
@@ -91,6 +91,23 @@ def test_without_its_probe_bytes_are_unknown_and_not_zero(state: str) -> None:
     scene = server().mapped(NEW, B_GGUF, 150).source("pagecache", state)
     known = None if state == "absent" else 0
     assert used(scene).bytes_from_storage == known
+
+
+def test_what_others_read_meanwhile_is_told_apart() -> None:
+    scene = growing(server().mapped(NEW, B_GGUF, 150), added_pages=PAGES // 4, foreign_pages=PAGES)
+    file = used(scene)
+    assert (file.bytes_from_storage, file.read_by_others_bytes) == (25 * MIB, 100 * MIB)
+    assert used(scene, 150, 250).read_by_others_bytes == 50 * MIB
+    assert notes_of([file]) == [
+        "other programs read 105 MB of /models/b.gguf into the page cache meanwhile"
+    ]
+    assert not notes_of([used(growing(server(), foreign_pages=PAGES // 101))])
+
+
+def test_readahead_that_another_gave_back_is_no_endless_count() -> None:
+    """The kernel side takes it off the counter of whoever gives it back, here below 0."""
+    scene = growing(server().mapped(NEW, B_GGUF, 150), foreign_pages=(1 << 64) - 3)
+    assert used(scene).read_by_others_bytes == 0
 
 
 # -- residency ------------------------------------------------------------------------------------

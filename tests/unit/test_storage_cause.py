@@ -195,3 +195,15 @@ def test_every_verdict_is_within_its_bounds(
     for action in found.actions:
         assert action.verify
         assert action.expected_gain_ns is None or 0 <= action.expected_gain_ns <= waited_ns
+
+
+def test_what_others_read_meanwhile_is_no_cache_that_worked() -> None:
+    read = use(bytes_from_storage=0, read_by_others_bytes=196_000_000)
+    assert acquit([replace(read, read_by_others_bytes=0)], 0, 9 * MS) == StorageCause(
+        "cache worked", "Storage is not to blame: not one byte of the weights came from it."
+    )
+    waited, told = acquit([read], 8 * MS, 9 * MS), acquit([read], 0, 9 * MS)
+    assert waited == StorageCause("unknown")
+    assert told
+    assert told.kind == "not storage"
+    assert "(and 196 MB for other programs meanwhile)" in told.says

@@ -159,7 +159,7 @@ def files(used: Sequence[FileUse], width: int) -> Iterator[Table]:
         Column("minor\nfaults", [scale.count(f.minor_faults) for f in used]),
         *(
             Column(title, [scale.size(getattr(f, name)) for f in used])
-            for title, name in _LEAVING
+            for title, name in _CACHE_MOVES
             if any(getattr(f, name) for f in used)
         ),
     ]
@@ -169,7 +169,11 @@ def files(used: Sequence[FileUse], width: int) -> Iterator[Table]:
     yield from banded(first, columns, width)
 
 
-_LEAVING = (("evicted", "evicted_bytes"), ("refaulted", "refaulted_bytes"))
+_CACHE_MOVES = (
+    ("read by\nothers", "read_by_others_bytes"),
+    ("evicted", "evicted_bytes"),
+    ("refaulted", "refaulted_bytes"),
+)
 _SPLIT = (
     ("queue", "queue_ns"),
     ("wire +\nserver", "wire_ns"),
