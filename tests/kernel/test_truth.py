@@ -244,7 +244,11 @@ def check_storage(compared: Compared) -> None:
     if scenario.cold or scenario.b.load_mode == "direct":
         assert weights.bytes_from_storage == pytest.approx(weights.size_bytes, rel=STORAGE_ERROR)
     else:
-        assert weights.bytes_from_storage == 0
+        # Nothing; on a machine short of memory, what others pressed out of the cache.
+        missing = (1 - (weights.residency_before or 0)) * weights.size_bytes
+        pressed_out = missing + (weights.evicted_bytes or 0)
+        assert weights.bytes_from_storage is not None
+        assert weights.bytes_from_storage <= pressed_out
     assert compared.request.residency_before == pytest.approx(
         compared.run.residency_before, abs=STORAGE_ERROR
     )

@@ -25,6 +25,16 @@ from workloads.scenarios import SCENARIOS, Scenario, ScenarioRun, run_scenario
 from workloads.server import Server, router
 from workloads.truth import PHASES, TruthError, _partition, await_truth
 
+# The kernel tests run all scenarios, with the profiler beside them. Alone, one of each kind runs.
+A_FEW = {
+    "cold_mmap_short",
+    "lazy_mmap",
+    "random_mmap",
+    "queued_switch",
+    "single_restart_backlog",
+    "ollama_expired",
+    "vllm_cache_full",
+}
 ARRIVAL_SLACK_NS = 2 * MS  # loopback, from the client's send to the server's socket
 RECEIVE_SLACK_NS = 50 * MS  # the client's thread may wait for a core
 LLAMA_NAMES = (
@@ -65,7 +75,9 @@ def small_server(workdir: Path) -> Iterator[tuple[Server, ServerConfig]]:
         yield server, config
 
 
-@pytest.mark.parametrize("name", list(SCENARIOS))
+@pytest.mark.parametrize(
+    "name", [n if n in A_FEW else pytest.param(n, marks=pytest.mark.long) for n in SCENARIOS]
+)
 def test_scenario_says_the_truth(name: str, workdir: Path) -> None:
     hooks: list[tuple[str, int]] = []
     run = run_scenario(
