@@ -61,8 +61,8 @@ SLEEPER = ModelConfig(
 
 @pytest.fixture(scope="module")
 def side(is_long: bool) -> int:
-    """Runs of each variant: four show that stamps and counts agree, eight tell a change."""
-    return 8 if is_long else 4
+    """Runs of each variant: three show that stamps and counts agree, eight tell a change."""
+    return 8 if is_long else 3
 
 
 @pytest.fixture(scope="module")
