@@ -453,7 +453,8 @@ class ProcessTrack:
     """One life of a process, as far as it was recorded.
 
     `running`: threads on a CPU, mean of each interval between two stamps. `threads`: what each of
-    the busiest did; `threads_left_out` did less. `calls`: the marked calls, by their name.
+    the busiest did; `threads_left_out` did less. `calls`: the marked calls, by their name;
+    `driver_calls`: those into a GPU driver.
     """
 
     tgid: int
@@ -465,6 +466,7 @@ class ProcessTrack:
     threads: tuple[Spans, ...]
     threads_left_out: int
     calls: Spans
+    driver_calls: Spans = Spans("driver calls")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ thousand items; what is left out is counted and said.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import PurePath
@@ -16,6 +17,7 @@ from ttftprof import condense
 from ttftprof.activities import ACTIVITY_OF_WAIT
 from ttftprof.condense import Floats, Ints
 from ttftprof.events import Kind, Records, Wait
+from ttftprof.gpu_facts import DriverSpan
 from ttftprof.model import (
     ACTIVITIES,
     ProcessTrack,
@@ -25,7 +27,7 @@ from ttftprof.model import (
     Tick,
     Tracks,
 )
-from ttftprof.timeline import FileFacts, Process, Timeline, Waits
+from ttftprof.timeline import Call, FileFacts, Process, Timeline, Waits
 
 _PROCESSES = 24
 _THREADS = 48  # of all processes
@@ -135,7 +137,10 @@ def _process(
         running=_running(everyone, start_ns, end_ns),
         threads=tuple(_thread(thread, start_ns, end_ns, limit) for thread in threads),
         threads_left_out=len(everyone) - len(threads),
-        calls=_calls(timeline, life.tgid, start_ns, end_ns),
+        calls=_calls("calls", timeline.calls_of(life.tgid), start_ns, end_ns),
+        driver_calls=_calls(
+            "driver calls", timeline.gpu.calls.get(life.tgid, ()), start_ns, end_ns
+        ),
     )
 
 
@@ -194,19 +199,24 @@ def _waited(thread: Waits, begin_ns: int, last_ns: int, edges: Ints) -> Floats:
     return waited
 
 
-def _calls(timeline: Timeline, tgid: int, start_ns: int, end_ns: int) -> Spans:
-    """The outermost calls of all threads; where threads overlap, the earlier one's is cut short."""
-    own = [c for c in timeline.calls_of(tgid) if start_ns <= c.start_ns < end_ns]
+def _calls(
+    label: str, calls: Sequence[Call] | Sequence[DriverSpan], start_ns: int, end_ns: int
+) -> Spans:
+    """The outermost calls of all threads; where threads overlap, the earlier one's is cut short.
+    Of more names than there are codes, those that took most."""
+    own = [c for c in calls if start_ns <= c.start_ns < end_ns]
     own.sort(key=lambda call: call.start_ns)
-    names = list(dict.fromkeys(call.name for call in own))
-    shown = names[:_CALL_NAMES]
+    taken = Counter[str]()
+    for call in own:
+        taken[call.name] += min(call.end_ns, end_ns) - call.start_ns
+    shown = [name for name, _ in taken.most_common(_CALL_NAMES)]
     own = [call for call in own if call.name in shown]
     starts = np.array([call.start_ns for call in own], np.int64)
     ends = np.array([min(call.end_ns, end_ns) for call in own], np.int64)
     if own:
         ends = np.minimum(ends, np.append(starts[1:], end_ns))
     codes = np.array([shown.index(call.name) for call in own], np.int64)
-    return _spans("calls", condense.intervals(starts, ends, codes, _SPANS), shown)
+    return _spans(label, condense.intervals(starts, ends, codes, _SPANS), shown)
 
 
 # -- storage --------------------------------------------------------------------------------------

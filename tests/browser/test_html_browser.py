@@ -22,7 +22,7 @@ from ttftprof.reports import html, scale
 from ttftprof.reports import json as json_report
 from ttftprof.tracks import tracks_of
 from unit import report_samples as samples
-from unit.recordings import router_switch
+from unit.recordings import GIB, gpu_switch, router_switch
 from unit.synthetic import START_NS, busy_timeline
 
 pytestmark = pytest.mark.browser
@@ -181,6 +181,7 @@ EVERY_KIND: list[Callable[[], Report]] = [
     samples.instant,
     samples.many,
     lambda: router_switch().report(),
+    lambda: gpu_switch().gpu().gpu_row(90, used_bytes=GIB, busy_percent=7).report(),
     _million,
 ]
 
@@ -273,6 +274,24 @@ def test_hover_shows_and_click_explains_a_phase(browser: Browser) -> None:
     }
     assert told == spent
     assert "from storage" in detail.text
+
+
+def test_a_part_of_a_phase_shows_what_it_rests_on(browser: Browser) -> None:
+    report = gpu_switch().report()
+    browser.open(report)
+    (context,) = [part for phase in report.requests[0].phases for part in phase.parts
+                  if part.part == "context"]  # fmt: skip
+    browser.at((context.start_ns + context.end_ns) / 2 - report.start_ns, "parts").click().perform()
+    assert "context · launch of request 1" in browser.one(".tip").text
+    detail = browser.one(".detail").text
+    assert "context in launch of request 1: 25.00 ms" in detail
+    assert "driver: cuInit, cuDevicePrimaryCtxRetain (2 calls)" in detail
+    browser.press(Keys.ARROW_UP)
+    assert "launch of request 1: 37.00 ms" in browser.one(".detail").text
+    browser.press(Keys.ARROW_DOWN, Keys.ENTER)
+    start, end = browser.view()
+    assert end - start < 2 * (context.end_ns - context.start_ns)
+    assert browser.complaints() == []
 
 
 def test_a_phase_too_thin_to_see_can_be_hit_and_stepped_to(browser: Browser) -> None:

@@ -35,7 +35,7 @@ from ttftprof.recording import Reader, Source, Writer
 from ttftprof.timeline import Timeline, build
 
 MS = 1_000_000
-MIB = 1 << 20
+MIB, GIB = 1 << 20, 1 << 30
 PAGE = 4096
 ARMED_NS = 5_000 * MS
 DEV = kernel_dev(8, 1)
@@ -450,3 +450,22 @@ def answered(scene: Scene, front_at: float = 100, **facts: Any) -> Scene:
 def router_switch() -> Scene:
     """A whole switch by a router, every marker seen."""
     return answered(launched(ended(two_models())).log(NEW, "model_loaded", 560))
+
+
+def gpu_switch() -> Scene:
+    """Launch 163 to 200 ms, load to 500, init to 560 (see `router_switch`), on a GPU."""
+    return (
+        router_switch()
+        .driver_call(NEW, "cuInit", 165, 175)
+        .driver_call(NEW, "cuDevicePrimaryCtxRetain", 173, 190)
+        .driver_call(NEW, "cuMemAlloc", 201, 203, size=3 * GIB)
+        .driver_call(NEW, "cuMemcpyHtoD", 300, 340, size=100 * MIB, second=0x1000)
+        .driver_call(NEW, "cuMemcpyHtoD", 350, 400, size=60 * MIB, second=0x2000)
+        .driver_call(NEW, "cuModuleLoadData", 502, 512)
+        .driver_call(NEW, "cuMemCreate", 513, 515, size=GIB)
+        .driver_call(NEW, "cuMemMap", 515, 516, size=GIB)
+        .driver_call(NEW, "cuMemAlloc", 516, 517, size=9 * GIB, result=2)
+        .driver_call(NEW, "cuStreamBeginCapture", 520, 521)
+        .driver_call(NEW, "cuStreamEndCapture", 527, 528)
+        .driver_call(NEW, "cuGraphInstantiate", 528, 530)
+    )

@@ -16,9 +16,7 @@ from ttftprof.model import Evidence, Part, Request
 from ttftprof.reports import terminal
 from ttftprof.reports.json import as_json, schema
 from ttftprof.reports.words import warnings
-from unit.recordings import MIB, MS, NEW, Scene, ms, ns, router_switch
-
-GIB = 1 << 30
+from unit.recordings import GIB, MIB, MS, NEW, Scene, gpu_switch, ms, ns, router_switch
 
 
 def parts(request: Request, phase: str) -> dict[str, Part]:
@@ -52,27 +50,8 @@ def test_common_time(one: list[tuple[int, int]], other: list[tuple[int, int]], c
 # -- parts ----------------------------------------------------------------------------------------
 
 
-def switch() -> Scene:
-    """Launch 163 to 200 ms, load to 500, init to 560 (see `router_switch`), on a GPU."""
-    return (
-        router_switch()
-        .driver_call(NEW, "cuInit", 165, 175)
-        .driver_call(NEW, "cuDevicePrimaryCtxRetain", 173, 190)
-        .driver_call(NEW, "cuMemAlloc", 201, 203, size=3 * GIB)
-        .driver_call(NEW, "cuMemcpyHtoD", 300, 340, size=100 * MIB, second=0x1000)
-        .driver_call(NEW, "cuMemcpyHtoD", 350, 400, size=60 * MIB, second=0x2000)
-        .driver_call(NEW, "cuModuleLoadData", 502, 512)
-        .driver_call(NEW, "cuMemCreate", 513, 515, size=GIB)
-        .driver_call(NEW, "cuMemMap", 515, 516, size=GIB)
-        .driver_call(NEW, "cuMemAlloc", 516, 517, size=9 * GIB, result=2)
-        .driver_call(NEW, "cuStreamBeginCapture", 520, 521)
-        .driver_call(NEW, "cuStreamEndCapture", 527, 528)
-        .driver_call(NEW, "cuGraphInstantiate", 528, 530)
-    )
-
-
 def test_a_start_up_is_split_into_its_parts() -> None:
-    request = switch().only_request()
+    request = gpu_switch().only_request()
     launch, load, init = (parts(request, p) for p in ("launch", "load", "init"))
     assert (ms(launch["context"].start_ns), ms(launch["context"].end_ns)) == (165, 190)
     assert launch["context"].spent_ns == 25 * MS  # the two overlap
@@ -88,7 +67,9 @@ def test_a_start_up_is_split_into_its_parts() -> None:
 
 
 def test_the_report_with_parts_satisfies_its_schema() -> None:
-    report = switch().gpu().gpu_row(90, used_bytes=GIB).gpu_row(600, used_bytes=5 * GIB).report()
+    report = (
+        gpu_switch().gpu().gpu_row(90, used_bytes=GIB).gpu_row(600, used_bytes=5 * GIB).report()
+    )
     Draft202012Validator(schema()).validate(as_json(report))
     phases = as_json(report)["requests"][0]["phases"]
     assert {p["part"] for phase in phases for p in phase["parts"]} >= {"context", "kv_alloc"}
@@ -177,7 +158,7 @@ def test_only_copies_to_the_device_are_counted(name: str, second: int, counts: b
 
 
 def test_overlap_of_storage_and_transfer_is_given() -> None:
-    scene = switch().block(310, 330, ino=12).block(335, 360, ino=12)
+    scene = gpu_switch().block(310, 330, ino=12).block(335, 360, ino=12)
     transfer = parts(scene.wait(NEW, 165, 166, Wait.LOCK).only_request(), "load")["transfer"]
     assert value(transfer.evidence, "copied to the device") == 160 * MIB
     assert value(transfer.evidence, "storage was read while copying") == 35 * MS
@@ -188,7 +169,7 @@ def test_overlap_of_storage_and_transfer_is_given() -> None:
 
 
 def test_use_of_a_gpu() -> None:
-    scene = switch().gpu().gpu_row(90, used_bytes=2 * GIB)
+    scene = gpu_switch().gpu().gpu_row(90, used_bytes=2 * GIB)
     for at, busy in ((100, 0), (300, 50), (500, 100), (900, 0)):
         scene.gpu_row(at, busy_percent=busy, used_bytes=5 * GIB)
     (use,) = scene.only_request().gpu
@@ -199,7 +180,7 @@ def test_use_of_a_gpu() -> None:
 
 
 def test_without_samples_the_calls_show_a_gpu_and_without_both_there_is_none() -> None:
-    (use,) = switch().only_request().gpu
+    (use,) = gpu_switch().only_request().gpu
     assert (use.source, use.transfer_bytes, use.memory_before_bytes) == (
         "driver calls", 160 * MIB, None
     )  # fmt: skip
@@ -207,7 +188,7 @@ def test_without_samples_the_calls_show_a_gpu_and_without_both_there_is_none() -
 
 
 def test_what_was_copied_is_not_guessed_for_one_of_two() -> None:
-    uses = switch().gpu(0).gpu(1).only_request().gpu
+    uses = gpu_switch().gpu(0).gpu(1).only_request().gpu
     assert [use.transfer_bytes for use in uses] == [None, None]
 
 
@@ -221,7 +202,7 @@ def test_an_edge_of_memory() -> None:
 
 
 def test_eviction_has_the_memorys_edges() -> None:
-    scene = switch().gpu()
+    scene = gpu_switch().gpu()
     for at, used in ((100, 4), (120, 4), (140, 1), (160, 0), (180, 0), (220, 3), (400, 3)):
         scene.gpu_row(at, used_bytes=used * GIB)
     (evict,) = [p for p in scene.only_request().phases if p.phase == "evict"]
@@ -307,7 +288,7 @@ def text(scene: Scene) -> str:
 
 def test_lanes_only_where_there_is_something_to_show() -> None:
     assert "gpu" not in text(router_switch()).lower()
-    scene = switch().gpu()
+    scene = gpu_switch().gpu()
     for at in range(80, 900, 20):
         scene.gpu_row(at, used_bytes=at * MIB, busy_percent=at % 100)
     shown = text(scene)
@@ -328,5 +309,5 @@ def test_no_gpu_is_one_line_and_costs_no_confidence() -> None:
 
 
 def test_a_series_of_copies_sums_up_exactly() -> None:
-    series = {s.name: s for s in switch().report().series}
+    series = {s.name: s for s in gpu_switch().report().series}
     assert round(series["transfer_bytes"].values[-1]) == 160 * MIB

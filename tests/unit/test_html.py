@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,11 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 
 from ttftprof.cli.report import command
-from ttftprof.model import Report
-from ttftprof.reports import html, words
+from ttftprof.model import ACTIVITIES, PHASES, Report
+from ttftprof.reports import html, scale, terminal, words
 from ttftprof.reports import json as json_report
 from unit import report_samples as samples
-from unit.recordings import router_switch
+from unit.recordings import GIB, MIB, MS, gpu_switch, router_switch
 
 
 class Page(HTMLParser):
@@ -60,7 +61,18 @@ def data_of(text: str) -> dict[str, Any]:
     raise AssertionError("no data")
 
 
+def on_gpus() -> Report:
+    """A switch with parts, driver calls and two devices."""
+    scene = gpu_switch().gpu(0).gpu(1)
+    for at, used, busy in ((90, 4, 0), (160, 0, 0), (210, 3, 10), (520, 4, 60), (700, 4, 97)):
+        scene.gpu_row(at, 0, used_bytes=used * GIB, busy_percent=busy)
+        scene.gpu_row(at, 1, used_bytes=GIB, busy_percent=0)
+    return scene.report()
+
+
+ACTIVITY_PARTS = ("storage", "fault", "copy", "transfer")  # the text has them as activities
 ALL = [
+    on_gpus,
     samples.cold,
     samples.reswitch,
     samples.warm,
@@ -106,13 +118,63 @@ def test_a_name_of_4_kb_is_cut() -> None:
     assert longest <= 1_000
 
 
-def test_every_duration_in_the_tables_is_the_json_reports() -> None:
-    report = samples.cold()
+@pytest.mark.parametrize("made", [samples.cold, on_gpus], ids=["cold", "gpus"])
+def test_every_number_in_the_tables_is_the_json_and_the_text_reports(
+    made: Callable[[], Report],
+) -> None:
+    report = made()
+    told, text = page(report), io.StringIO()
+    terminal.write([report], text, 120, colour=False)
     request = json_report.as_json(report)["requests"][0]
-    shown = [int(ns) for ns in re.findall(r'<td class="number" data-ns="(\d+)">', page(report))]
+    cells = re.findall(r'<td class="number" data-ns="(\d+)">([^<]*)</td>', told)
+    shown = {(int(ns), words) for ns, words in cells}
     for phase in request["phases"]:
-        assert phase["end_ns"] - phase["start_ns"] in shown
-    assert f'class="value" data-ns="{request["ttft_ns"]}"' in page(report)
+        lasted = phase["end_ns"] - phase["start_ns"]
+        assert (lasted, scale.duration(lasted)) in shown
+        for part in phase["parts"]:
+            spent = scale.duration(part["spent_ns"])
+            assert (part["spent_ns"], spent) in shown
+            assert part["part"] in ACTIVITY_PARTS or f"{part['part']} {spent}" in text.getvalue()
+    for device in request["gpu"]:
+        for value in (
+            scale.size(device["memory_before_bytes"]),
+            scale.size(device["memory_after_bytes"]),
+            scale.duration(device["busy_ns"]),
+        ):
+            assert f'<td class="number">{value}</td>' in told
+            assert value in text.getvalue()
+    assert f'class="value" data-ns="{request["ttft_ns"]}"' in told
+
+
+def test_parts_and_gpus_are_drawn_with_the_json_reports_times() -> None:
+    report = on_gpus()
+    document = json_report.as_json(report)
+    drawn = data_of(page(report))["recordings"][0]
+    origin = drawn["start_ns"]
+    parts = [
+        [(name, start + origin, end + origin, spent) for name, start, end, spent, *_ in phase[5]]
+        for phase in drawn["subjects"][0]["phases"]
+    ]
+    assert parts == [
+        [(p["part"], p["start_ns"], p["end_ns"], p["spent_ns"]) for p in phase["parts"]]
+        for phase in document["requests"][0]["phases"]
+    ]
+    assert {name for phase in parts for name, *_ in phase} >= {"context", "kv_alloc", "warmup"}
+    curves = [(s["name"], s["path"]) for s in drawn["series"]]
+    for path in ("GPU 0", "GPU 1"):
+        assert {("gpu_memory_bytes", path), ("gpu_busy", path)} <= set(curves)
+    (copied,) = [s for s in drawn["series"] if s["name"] == "transfer_bytes"]
+    assert copied["v"][-1] == 160 * MIB
+    (calls,) = [p["driver_calls"] for p in drawn["processes"] if p["driver_calls"]["d"]]
+    assert sum(calls["b"] if "b" in calls else calls["d"]) == 135 * MS
+    assert "cuGraphInstantiate" in calls["names"]
+
+
+def test_every_phase_and_activity_has_a_colour() -> None:
+    style = html.asset("report.css")
+    for name in (*PHASES, *ACTIVITIES):
+        assert f" --{name}: #" in style
+        assert f".fill-{name} {{ fill: var(--{name}); }}" in style
 
 
 def test_the_printed_table_adds_up_to_the_printed_whole() -> None:

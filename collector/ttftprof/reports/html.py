@@ -19,8 +19,18 @@ from markupsafe import Markup
 
 from ttftprof import diff
 from ttftprof.diff import Comparison
-from ttftprof.model import ACTIVITIES, PHASES, FileUse, GpuUse, MountUse, Phase, Report, Request
-from ttftprof.reports import diff_words, html_data, scale, words
+from ttftprof.model import (
+    ACTIVITIES,
+    PHASES,
+    FileUse,
+    GpuUse,
+    MountUse,
+    Part,
+    Phase,
+    Report,
+    Request,
+)
+from ttftprof.reports import diff_words, html_data, python, scale, words
 from ttftprof.reports.safe import clip_middle, plain
 
 _DETAILED = 40  # requests of a recording whose tables are in the page
@@ -213,6 +223,7 @@ def _subject(index: int, subject: Request) -> dict[str, Any]:
         "actions": [_action(a) for a in subject.verdict.actions],
         "phases": [_phase_row(p, subject) for p in subject.phases],
         "table": _table(subject),
+        "python": _python(subject),
         "files": [_file(f) for f in _ordered(subject.files)[:_FILES]],
         "files_left": max(len(subject.files) - _FILES, 0),
         "mounts": [_mount(m) for m in subject.mounts],
@@ -246,7 +257,29 @@ def _phase_row(phase: Phase, subject: Request) -> dict[str, Any]:
         "share": scale.percent(phase.duration_ns / waited_ns) if waited_ns else scale.ABSENT,
         "basis": phase.basis,
         "evidence": [html_data.evidence_text(e) for e in phase.evidence],
+        "parts": [_part_row(part, subject) for part in phase.parts],
     }
+
+
+def _part_row(part: Part, subject: Request) -> dict[str, Any]:
+    return {
+        "part": plain(part.part, 40),
+        "after_ns": part.start_ns - subject.start_ns,
+        "ns": part.spent_ns,
+        "basis": part.basis,
+        "evidence": [html_data.evidence_text(e) for e in part.evidence],
+    }
+
+
+def _python(subject: Request) -> list[tuple[str, list[str]]]:
+    """(phase and its categories, the stacks and waits in it)"""
+    told: list[tuple[str, list[str]]] = []
+    for line in python.lines(subject):
+        if line.startswith(" "):
+            told[-1][1].append(line.strip())
+        else:
+            told.append((line, []))
+    return told
 
 
 def _table(subject: Request) -> dict[str, Any] | None:

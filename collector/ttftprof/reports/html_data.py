@@ -17,6 +17,7 @@ from ttftprof.model import (
     ACTIVITIES,
     PHASES,
     Evidence,
+    Part,
     Phase,
     ProcessTrack,
     Report,
@@ -32,6 +33,8 @@ from ttftprof.reports.safe import plain
 _LABEL, _TEXT = 160, 400
 _ACTIVITIES_OF_ONE, _ACTIVITIES_OF_ALL = 2_000, 40_000
 _POINTS = 1_500
+_NAMING = frozenset({"pid", "tid", "signal"})  # units of which a value is a name, no number
+_ONE = {"calls": "call", "processes": "process", "files": "file", "ioctls": "ioctl"}
 
 Json = dict[str, Any]
 
@@ -96,7 +99,21 @@ def _phase(phase: Phase, origin: int) -> list[Any]:
     evidence = [evidence_text(e) for e in phase.evidence]
     inferred = int(phase.basis == "inferred")
     where = PHASES.index(phase.phase)
-    return [where, phase.start_ns - origin, phase.end_ns - origin, inferred, evidence]
+    parts = [_part(part, origin) for part in phase.parts]
+    return [where, phase.start_ns - origin, phase.end_ns - origin, inferred, evidence, parts]
+
+
+def _part(part: Part, origin: int) -> list[Any]:
+    evidence = [evidence_text(e) for e in part.evidence]
+    inferred = int(part.basis == "inferred")
+    return [
+        plain(part.part, _LABEL),
+        part.start_ns - origin,
+        part.end_ns - origin,
+        part.spent_ns,
+        inferred,
+        evidence,
+    ]
 
 
 def evidence_text(evidence: Evidence) -> str:
@@ -104,9 +121,17 @@ def evidence_text(evidence: Evidence) -> str:
     text = f"{evidence.source}: {evidence.what}"
     value = evidence.value
     if value is not None and str(value) not in evidence.what:
-        number = scale.duration(value) if evidence.unit == "ns" and type(value) is int else ""
-        text += f" ({number or f'{value} {evidence.unit}'.strip()})"
+        text += f" ({_quantity(value, evidence.unit)})"
     return plain(text, _TEXT)
+
+
+def _quantity(value: float | int | str, unit: str) -> str:
+    written = {"ns": scale.duration, "bytes": scale.size}.get(unit)
+    if written and type(value) is int:
+        return written(value)
+    if unit in _NAMING:
+        return f"{unit} {value}"
+    return f"{value} {_ONE.get(unit, unit) if value == 1 else unit}".strip()
 
 
 def _activities(subject: Request, origin: int, limit: int) -> Json:
@@ -190,7 +215,6 @@ def _tracks(tracks: Tracks, origin: int) -> Json:
 
 
 def _process(process: ProcessTrack, origin: int) -> Json:
-    names = list(dict.fromkeys(process.calls.name))
     return {
         "label": plain(process.label, _LABEL),
         "argv": plain(" ".join(process.argv), _TEXT),
@@ -199,9 +223,14 @@ def _process(process: ProcessTrack, origin: int) -> Json:
         "running": _series(process.running, origin),
         "threads": [_spans(thread, ACTIVITIES, origin) for thread in process.threads],
         "left_out": process.threads_left_out,
-        "call_names": [plain(name, _LABEL) for name in names],
-        "calls": _spans(process.calls, names, origin),
+        "calls": _calls(process.calls, origin),
+        "driver_calls": _calls(process.driver_calls, origin),
     }
+
+
+def _calls(calls: Spans, origin: int) -> Json:
+    names = list(dict.fromkeys(calls.name))
+    return {"names": [plain(n, _LABEL) for n in names], **_spans(calls, names, origin)}
 
 
 def _sizes(sizes: SizeTrack, origin: int) -> Json:

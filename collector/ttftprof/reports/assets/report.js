@@ -17,6 +17,9 @@
   };
   const CALL_COLOURS = ["call_a", "call_b", "call_c"];
   const DARK_INK = new Set(["evict", "launch", "init", "ready_gap", "queue", "load", "prefill"]);
+  // Parts that are activities have their colour; any other is a tint of its phase.
+  const PART_COLOUR = { storage: "storage_wait", fault: "fault", copy: "cpu", transfer: "transfer" };
+  const PART_ROW = 15;
   const MAX_ROWS = 16;
   const PIXEL_LIMIT = 16000;
 
@@ -95,6 +98,19 @@
     const code = Uint8Array.from(packed.c, (c) => parseInt(c, 16));
     return { start, end, busy, code };
   }
+  const unpackCalls = (packed) => ({ label: packed.label, names: packed.names, spans: unpackSpans(packed) });
+  /** The parts of all phases, each in the first row where its phase has room. */
+  function unpackParts(subject) {
+    return subject.phases.flatMap(([code, , , , , parts], phase) => {
+      const ends = [];
+      return parts.map(([name, start, end, spent, inferred, evidence], number) => {
+        let row = ends.findIndex((until) => until <= start);
+        if (row < 0) row = ends.length;
+        ends[row] = end;
+        return { name, start, end, spent, inferred, evidence, phase, number, row, colour: PART_COLOUR[name] || DATA.phases[code] };
+      });
+    });
+  }
   const unpackSeries = (packed) => ({ ...packed, t: sums(packed.t), v: Float64Array.from(packed.v) });
   /** A curve at a moment, linear between its points; NaN outside them. */
   function valueAt(series, ns) {
@@ -145,8 +161,10 @@
       for (let c = 0; c < 16; c++) {
         if (!shares[c]) continue;
         const part = (height * shares[c]) / total;
-        ctx.fillStyle = colourOf(c);
+        const colour = colourOf(c);
+        ctx.fillStyle = colour;
         ctx.fillRect(x, bottom - part, width, part);
+        if (colour === colours.unknown && width > 6) hatch(ctx, x, bottom - part, width, part);
         bottom -= part;
         shares[c] = 0;
       }
@@ -177,7 +195,8 @@
     flush();
   }
 
-  /** Growth per second of a running total, or a level, as a filled curve; returns its peak. */
+  /** Growth per second of a running total as filled bars, or a level as a line over its shade;
+      returns the peak. */
   function paintCurve(ctx, series, view, y, height, colour, full) {
     const total = isTotal(series.name);
     const values = new Float64Array(view.width);
@@ -191,10 +210,19 @@
     }
     const top = full || peak || 1;
     ctx.fillStyle = colour;
+    let last = NaN;
     for (let x = 0; x < view.width; x++) {
-      if (!(values[x] > 0)) continue;
+      if (!(values[x] > 0)) { last = NaN; continue; }
       const part = Math.max((height * Math.min(values[x], top)) / top, 1);
-      ctx.fillRect(x, y + height - part, 1, part);
+      if (total) ctx.fillRect(x, y + height - part, 1, part);
+      else {
+        ctx.globalAlpha = 0.28;
+        ctx.fillRect(x, y + height - part, 1, part);
+        ctx.globalAlpha = 1;
+        const other = Number.isNaN(last) ? part : last; // the line also joins a step
+        ctx.fillRect(x, y + height - Math.max(part, other), 1, Math.max(Math.abs(part - other), Math.min(part, 1.5)));
+        last = part;
+      }
     }
     return peak;
   }
@@ -255,11 +283,15 @@
 
     unpack() {
       const rec = this.rec;
-      for (const subject of rec.subjects) subject.spans = unpackSpans(subject.activities);
+      for (const subject of rec.subjects) {
+        subject.spans = unpackSpans(subject.activities);
+        subject.parts = unpackParts(subject);
+      }
       rec.series = rec.series.map(unpackSeries);
       for (const process of rec.processes) {
         process.running = unpackSeries(process.running);
-        process.callSpans = unpackSpans(process.calls);
+        process.calls = unpackCalls(process.calls);
+        process.driver_calls = unpackCalls(process.driver_calls);
         process.threadSpans = process.threads.map(unpackSpans);
       }
       for (const sizes of rec.sizes) {
@@ -311,8 +343,11 @@
       for (const process of this.rec.processes) {
         for (const spans of process.threadSpans) for (const code of spans.code) activities.add(code);
       }
-      const items = (names, used) => names.filter((_, i) => used.has(i)).map((name) => h("span", {}, svgSwatch(name), name));
-      return h("div", { class: "legend" }, h("b", {}, "phases"), ...items(DATA.phases, phases), h("b", {}, "activities"), ...items(DATA.activities, activities));
+      const item = (name, first) => h("span", {}, ...(first ? [h("b", {}, first)] : []), svgSwatch(name), name);
+      const items = (title, names, used) => names.filter((_, i) => used.has(i)).map((name, i) => item(name, i ? "" : title));
+      const parts = this.rec.subjects.some((subject) => subject.parts.length);
+      return h("div", { class: "legend" }, ...items("phases", DATA.phases, phases), ...items("activities", DATA.activities, activities),
+        ...(parts ? [h("span", {}, h("b", {}, "parts"), "what a phase was spent on; filled as high as the share of its time")] : []));
     }
 
     allLanes() {
@@ -332,8 +367,13 @@
         ...this.curves((s) => s.name === "minor_faults", () => "minor faults"),
         ...this.curves((s) => s.name === "cached_bytes", (s) => `${fileName(s.path || "")} cached`),
       ]);
-      section("GPU", this.curves((s) => s.name.startsWith("gpu"), (s) => s.name.replace(/^gpu_?/, "").replaceAll("_", " ") || s.name));
-      section("Other", this.curves((s) => !/^(storage_bytes|mount_bytes|file_bytes|major_faults|minor_faults|cached_bytes|gpu.*)$/.test(s.name), (s) => s.name.replaceAll("_", " ")));
+      section("GPU", [
+        ...this.curves((s) => s.name.startsWith("gpu"), (s) => `${s.path || "GPU"} ${s.name.replace(/^gpu_|_bytes$/g, "").replaceAll("_", " ")}`),
+        ...this.curves((s) => s.name === "transfer_bytes", () => "to the GPU"),
+        ...this.rec.processes.filter((process) => process.driver_calls.spans.start.length)
+          .map((process, _, all) => ({ kind: "calls", label: all.length > 1 ? `calls of ${process.label}` : "driver calls", title: `calls into the driver by ${process.label}`, calls: process.driver_calls, height: 20 })),
+      ]);
+      section("Other", this.curves((s) => !/^(storage_bytes|mount_bytes|file_bytes|major_faults|minor_faults|cached_bytes|transfer_bytes|gpu.*)$/.test(s.name), (s) => s.name.replaceAll("_", " ")));
       section("Log", this.rec.ticks.length ? [{ kind: "ticks", label: "log lines", ticks: this.rec.ticks, height: 24 }] : []);
       section("Processes", this.processLanes());
       return lanes;
@@ -355,8 +395,10 @@
       return rows.slice(0, MAX_ROWS).flatMap((row, number) => {
         const only = row.members.length === 1 ? this.rec.subjects[row.members[0]] : null;
         const label = only ? only.title : rows.length > 1 ? `requests, row ${number + 1}` : "requests";
+        const deep = Math.max(...row.members.flatMap((index) => this.rec.subjects[index].parts.map((part) => part.row + 1)), 0);
         return [
           { kind: "phases", label, title: only && only.model ? only.model : "", members: row.members, height: 30 },
+          ...(deep ? [{ kind: "parts", label: "parts", members: row.members, height: deep * PART_ROW + 5, child: true }] : []),
           { kind: "activities", label: "activities", members: row.members, height: 20, child: true },
         ];
       });
@@ -368,7 +410,7 @@
         this.closed.add(key);
         const left = process.left_out ? ` (${process.left_out} quieter ones left out)` : "";
         const lanes = [{ kind: "process", key, label: process.label, title: `${process.argv}${left}`, process, height: 28 }];
-        if (process.callSpans.start.length) lanes.push({ kind: "calls", label: "library calls", process, child: true, height: 18 });
+        if (process.calls.spans.start.length) lanes.push({ kind: "calls", label: "library calls", calls: process.calls, child: true, height: 18 });
         process.threads.forEach((thread, i) => lanes.push({ kind: "thread", label: thread.label, process, spans: process.threadSpans[i], parent: key, child: true, height: 15 }));
         return lanes;
       });
@@ -512,6 +554,7 @@
       ctx.fillStyle = colours.grid;
       ctx.fillRect(0, y + height - 1, view.width, 1);
       if (lane.kind === "phases") for (const index of lane.members) this.paintPhases(ctx, view, lane, index);
+      else if (lane.kind === "parts") for (const index of lane.members) this.paintParts(ctx, view, lane, index);
       else if (lane.kind === "activities") {
         for (const index of lane.members) paintSpans(ctx, this.rec.subjects[index].spans, view, y + 1, height - 4, activity);
       } else if (lane.kind === "thread") paintSpans(ctx, lane.spans, view, y + 2, height - 5, activity);
@@ -526,10 +569,12 @@
       const { series, y, height } = lane;
       const total = isTotal(series.name);
       const faults = /faults$/.test(series.name);
-      const colour = /_bytes$/.test(series.name) && total ? colours.load : faults ? colours.fault : colours.curve;
-      const full = total ? 0 : series.v.reduce((a, b) => Math.max(a, b), 0);
+      const own = { transfer_bytes: colours.transfer, gpu_busy: colours.gpu }[series.name];
+      const colour = own || (faults ? colours.fault : total ? colours.load : colours.curve);
+      const share = series.unit === "share";
+      const full = total ? 0 : share ? 1 : series.v.reduce((a, b) => Math.max(a, b), 0);
       const peak = paintCurve(ctx, series, view, y + 3, height - 5, colour, full);
-      const unit = (value) => (faults ? scaled(value, COUNTS, 3).trim() : series.unit === "bytes" ? size(value) : `${scaled(value, COUNTS, 3).trim()} ${series.unit}`);
+      const unit = (value) => (share ? percent(value) : faults ? scaled(value, COUNTS, 3).trim() : series.unit === "bytes" ? size(value) : `${scaled(value, COUNTS, 3).trim()} ${series.unit}`);
       lane.unit = (value) => unit(value) + (total ? "/s" : "");
       const text = peak ? `${total ? "peak " : "max "}${lane.unit(peak)}` : "none";
       if (lane.reading.textContent !== text) lane.reading.textContent = text;
@@ -567,7 +612,7 @@
           ctx.strokeRect(left + 0.5, top + 0.5, Math.max(width - 2, 1), height - 1);
           ctx.setLineDash([]);
         }
-        if (this.picked && this.picked.subject === index && this.picked.phase === number) {
+        if (this.isPicked(index, { phase: number })) {
           ctx.strokeStyle = colours.pick;
           ctx.lineWidth = 2.5;
           ctx.strokeRect(left - 1, top - 1.5, Math.max(width, 3) + 1, height + 3);
@@ -586,13 +631,48 @@
       }
     }
 
+    /** Each part as long as it went on; filled as high as the share of that time it took. */
+    paintParts(ctx, view, lane, index) {
+      const high = PART_ROW - 2;
+      ctx.font = "11px system-ui, sans-serif";
+      for (const part of this.rec.subjects[index].parts) {
+        const x0 = view.x(part.start), x1 = Math.max(view.x(part.end), x0 + 2);
+        if (x1 < 0 || x0 > view.width) continue;
+        const left = Math.max(x0, -4), width = Math.max(Math.min(x1, view.width + 4) - left - 1, 1.5);
+        const top = lane.y + 2 + part.row * PART_ROW;
+        const filled = high * Math.min(part.spent / Math.max(part.end - part.start, 1), 1);
+        ctx.fillStyle = colours[part.colour];
+        ctx.globalAlpha = 0.18;
+        ctx.fillRect(left, top, width, high);
+        ctx.globalAlpha = 0.5;
+        ctx.fillRect(left, top + high - filled, width, filled);
+        ctx.globalAlpha = 1;
+        ctx.fillRect(left, top, 2, high);
+        const room = width - 9;
+        const long = `${part.inferred ? "~ " : ""}${part.name} ${duration(part.spent)}`;
+        const text = room < 20 ? "" : ctx.measureText(long).width < room ? long : ctx.measureText(part.name).width < room ? part.name : "";
+        ctx.fillStyle = colours.text;
+        if (text) ctx.fillText(text, Math.max(left, 0) + 6, top + high / 2 + 0.5);
+        if (this.isPicked(index, part)) {
+          ctx.strokeStyle = colours.pick;
+          ctx.lineWidth = 2;
+          ctx.strokeRect(left - 0.5, top - 0.5, width + 1, high + 1);
+          ctx.lineWidth = 1;
+        }
+      }
+    }
+    isPicked(subject, part) {
+      const { picked } = this;
+      return picked && picked.subject === subject && picked.phase === part.phase && picked.part === part.number;
+    }
+
     paintCalls(ctx, view, lane) {
-      const { process, y, height } = lane;
-      const spans = process.callSpans;
+      const { y, height } = lane;
+      const { spans, names } = lane.calls;
       paintSpans(ctx, spans, view, y + 2, height - 5, (code) => colours[CALL_COLOURS[code % CALL_COLOURS.length]]);
       ctx.font = "11px system-ui, sans-serif";
       for (let i = Math.max(after(spans.start, view.from) - 2, 0); i < spans.start.length && spans.start[i] < view.to; i++) {
-        const name = process.call_names[spans.code[i]];
+        const name = names[spans.code[i]];
         const left = Math.max(view.x(spans.start[i]), 0), room = Math.min(view.x(spans.end[i]), view.width) - left - 8;
         if (room > 20 && ctx.measureText(name).width < room) {
           ctx.fillStyle = colours.text;
@@ -684,7 +764,8 @@
         ctx.fillStyle = colours.dim;
         ctx.fillRect(x, 49, 1, 8);
         ctx.fillStyle = colours.text;
-        ctx.fillText(`${(rel / unit[0]).toFixed(decimals)} ${unit[1]}`, x + 4, 45);
+        const text = `${(rel / unit[0]).toFixed(decimals)} ${unit[1]}`;
+        if (x + 4 + ctx.measureText(text).width <= width) ctx.fillText(text, x + 4, 45);
       }
     }
 
@@ -706,6 +787,19 @@
       return best;
     }
 
+    partAt(lane, ns, y) {
+      const slack = ((this.view.to - this.view.from) / this.width) * 3;
+      const row = Math.floor((y - lane.y - 2) / PART_ROW);
+      let best = null;
+      for (const index of lane.members) {
+        for (const part of this.rec.subjects[index].parts) {
+          const far = Math.max(part.start - ns, ns - part.end, 0);
+          if (part.row === row && far <= slack && (!best || far < best.far)) best = { subject: index, part, far };
+        }
+      }
+      return best;
+    }
+
     spansAt(spans, ns, names) {
       const slack = (this.view.to - this.view.from) / this.width;
       const found = [];
@@ -716,7 +810,7 @@
       return exact.length ? exact : found.slice(-1);
     }
 
-    tipFor(lane, ns) {
+    tipFor(lane, ns, y) {
       const when = `at ${duration(Math.max(Math.abs(Math.round(ns - this.origin)), 0))}${ns < this.origin ? " before" : ""}`;
       if (lane.kind === "phases") {
         const hit = this.phaseAt(lane, ns);
@@ -727,9 +821,17 @@
         if (subject.end > subject.start) rows.push(["share", percent((end - start) / (subject.end - subject.start))]);
         return { title: `${DATA.phases[code]} · ${subject.title}`, rows, lines: [MEANING[DATA.phases[code]], ...evidence.map((e) => `${inferred ? "inferred" : "observed"}, ${e}`)] };
       }
+      if (lane.kind === "parts") {
+        const hit = this.partAt(lane, ns, y);
+        if (!hit) return null;
+        const { part } = hit;
+        const subject = this.rec.subjects[hit.subject];
+        const rows = [["takes", duration(part.spent)], ["begins after", duration(part.start - subject.start)], ["ends after", duration(part.end - subject.start)]];
+        return { title: `${part.name} · ${DATA.phases[subject.phases[part.phase][0]]} of ${subject.title}`, rows, lines: part.evidence.map((e) => `${part.inferred ? "inferred" : "observed"}, ${e}`) };
+      }
       if (lane.kind === "activities" || lane.kind === "thread" || lane.kind === "calls") {
-        const sources = lane.kind === "activities" ? lane.members.map((i) => this.rec.subjects[i].spans) : [lane.kind === "calls" ? lane.process.callSpans : lane.spans];
-        const names = lane.kind === "calls" ? lane.process.call_names : DATA.activities;
+        const sources = lane.kind === "activities" ? lane.members.map((i) => this.rec.subjects[i].spans) : [lane.kind === "calls" ? lane.calls.spans : lane.spans];
+        const names = lane.kind === "calls" ? lane.calls.names : DATA.activities;
         const found = sources.flatMap((spans) => this.spansAt(spans, ns, names));
         if (!found.length) return null;
         const [, start, end] = found[0];
@@ -765,7 +867,7 @@
       const box = this.canvas.getBoundingClientRect();
       const x = event.clientX - box.left, y = event.clientY - box.top;
       const lane = this.laneAt(y);
-      const told = lane && this.tipFor(lane, this.ns(x));
+      const told = lane && this.tipFor(lane, this.ns(x), y);
       this.tip.hidden = !told;
       if (!told) return;
       this.tip.replaceChildren(h("b", {}, told.title), ...told.rows.map(([name, value]) => h("div", {}, h("i", {}, name), h("span", {}, value))), ...told.lines.map((line) => h("div", {}, h("i", {}, line))));
@@ -877,15 +979,18 @@
     click(event) {
       const box = this.canvas.getBoundingClientRect();
       const ns = this.ns(event.clientX - box.left);
-      const lane = this.laneAt(event.clientY - box.top);
+      const y = event.clientY - box.top;
+      const lane = this.laneAt(y);
       if (lane && lane.kind === "section") return this.toggle(lane.key);
+      const part = lane && lane.kind === "parts" ? this.partAt(lane, ns, y) : null;
+      if (part) return this.pick(part.subject, part.part.phase, part.part.number);
       const hit = lane && lane.kind === "phases" ? this.phaseAt(lane, ns) : null;
       return hit ? this.pick(hit.subject, hit.phase) : this.clear();
     }
 
-    pick(subject, phase) {
+    pick(subject, phase, part) {
       this.selection = null;
-      this.picked = { subject, phase };
+      this.picked = { subject, phase, part };
       if (subject !== this.subject) this.choose(subject, false);
       this.describe();
       this.draw();
@@ -896,17 +1001,25 @@
       this.draw();
     }
     step(by) {
-      const all = this.rec.subjects.flatMap((subject, index) => subject.phases.map((_, number) => [index, number]));
+      const all = this.rec.subjects.flatMap((subject, index) => subject.phases.flatMap((phase, number) => [[index, number, undefined], ...phase[5].map((_, part) => [index, number, part])]));
       if (!all.length) return;
-      const now = all.findIndex(([s, p]) => (this.picked ? s === this.picked.subject && p === this.picked.phase : s === this.subject));
+      const now = all.findIndex(([s, phase, number]) => (this.picked ? this.isPicked(s, { phase, number }) : s === this.subject));
       const next = all[this.picked ? Math.min(Math.max(now + by, 0), all.length - 1) : Math.max(now, 0)];
       this.pick(...next);
-      const [, start, end] = this.rec.subjects[next[0]].phases[next[1]];
+      const [start, end] = this.pickedSpan();
       if (start > this.view.to || end < this.view.from) this.show(start - (this.view.to - this.view.from) / 3, start + ((this.view.to - this.view.from) * 2) / 3);
+    }
+    pickedPart() {
+      return this.rec.subjects[this.picked.subject].parts.find((part) => this.isPicked(this.picked.subject, part));
+    }
+    pickedSpan() {
+      const part = this.pickedPart();
+      const [, start, end] = this.rec.subjects[this.picked.subject].phases[this.picked.phase];
+      return part ? [part.start, part.end] : [start, end];
     }
     zoomToPicked() {
       if (!this.picked) return;
-      const [, start, end] = this.rec.subjects[this.picked.subject].phases[this.picked.phase];
+      const [start, end] = this.pickedSpan();
       const margin = Math.max((end - start) * 0.08, 500);
       this.show(start - margin, end + margin);
     }
@@ -931,12 +1044,12 @@
     // -- what is said about it --
 
     describe() {
-      const content = this.selection ? this.aboutRange() : this.picked ? this.aboutPhase() : [this.hint()];
+      const content = this.selection ? this.aboutRange() : this.picked ? (this.pickedPart() ? this.aboutPart() : this.aboutPhase()) : [this.hint()];
       this.detail.replaceChildren(...content);
     }
     hint() {
       const key = (text) => h("kbd", {}, text);
-      return h("p", { class: "hint" }, "Click a phase to see what justifies it. Wheel zooms, drag moves, ", key("Shift"), " and drag sums up a range. Keys: ", key("←"), " ", key("→"), " ", key("+"), " ", key("−"), " ", key("↑"), " ", key("↓"), " phases, ", key("S"), " sums, ", key("F"), " request, ", key("0"), " everything, ", key("/"), " search.");
+      return h("p", { class: "hint" }, "Click a phase to see what justifies it. Wheel zooms, drag moves, ", key("Shift"), " and drag sums up a range. Keys: ", key("←"), " ", key("→"), " ", key("+"), " ", key("−"), " ", key("↑"), " ", key("↓"), " phases and parts, ", key("S"), " sums, ", key("F"), " request, ", key("0"), " everything, ", key("/"), " search.");
     }
     table(caption, rows, swatches) {
       return h("table", {}, h("caption", {}, caption), h("tbody", {}, ...rows.map(([name, value, share, exact]) => {
@@ -954,16 +1067,17 @@
       for (const series of this.rec.series) {
         if (!isTotal(series.name)) continue;
         const grown = growth(series, from, to);
-        const label = series.name === "storage_bytes" ? "from storage" : series.name === "mount_bytes" ? `on ${series.path}` : series.name === "file_bytes" ? fileName(series.path) : series.name.replaceAll("_", " ");
+        const label = series.name === "transfer_bytes" ? "to the GPU" : series.name === "storage_bytes" ? "from storage" : series.name === "mount_bytes" ? `on ${series.path}` : series.name === "file_bytes" ? fileName(series.path) : series.name.replaceAll("_", " ");
         if (grown >= 0.5) rows.push([label, series.unit === "bytes" ? size(grown) : count(grown), series.unit === "bytes" ? `${size((grown / (to - from)) * 1e9)}/s` : ""]);
       }
       let requests = 0;
       for (const sizes of this.rec.sizes) sizes.t.forEach((t, i) => { if (t >= from - sizes.quantum / 2 && t < to - sizes.quantum / 2) requests += sizes.count[i]; });
       if (requests) rows.push(["requests to storage, about", count(requests), ""]);
       for (const series of this.rec.series) {
-        if (series.name !== "cached_bytes") continue;
+        if (series.name !== "cached_bytes" && series.name !== "gpu_memory_bytes") continue;
         const low = valueAt(series, from), high = valueAt(series, to);
-        if (Number.isFinite(low) && Number.isFinite(high)) rows.push([`cached ${fileName(series.path || "")}`, `${size(low)} → ${size(high)}`, ""]);
+        const label = series.name === "cached_bytes" ? `cached ${fileName(series.path || "")}` : `${series.path} memory`;
+        if (Number.isFinite(low) && Number.isFinite(high)) rows.push([label, `${size(low)} → ${size(high)}`, ""]);
       }
       return rows.length ? [this.table("storage and memory meanwhile", rows, false)] : [];
     }
@@ -985,7 +1099,24 @@
         h("div", {}, `${MEANING[name]}. Begins ${duration(start - subject.start)} after the request${share}.`),
         h("div", {}, `${inferred ? "Inferred" : "Observed"}; what ends it:`),
         h("ul", {}, ...(evidence.length ? evidence : ["no fact is attached"]).map((e) => h("li", {}, e))),
-        h("div", { class: "columns" }, ...this.times("activities within", spent, end - start, DATA.activities), ...this.facts(start, end), ...this.logLines(start, end)),
+        h("div", { class: "columns" }, ...this.times("activities within", spent, end - start, DATA.activities), ...this.partsOf(subject), ...this.facts(start, end), ...this.logLines(start, end)),
+      ];
+    }
+    partsOf(subject) {
+      const own = subject.parts.filter((part) => part.phase === this.picked.phase);
+      return own.length ? [this.table("parts, which may overlap", own.map((part) => [part.name, duration(part.spent), "", part.spent]), false)] : [];
+    }
+    aboutPart() {
+      const subject = this.rec.subjects[this.picked.subject];
+      const part = this.pickedPart();
+      const [code, start, end] = subject.phases[part.phase];
+      const name = DATA.phases[code];
+      return [
+        h("h3", {}, svgSwatch(part.colour), `${part.name} in ${name} of ${subject.title}: ${duration(part.spent)}`),
+        h("div", {}, `From ${duration(part.start - subject.start)} to ${duration(part.end - subject.start)} after the request began; ${percent(part.spent / Math.max(end - start, 1))} of ${name}. Parts may overlap.`),
+        h("div", {}, `${part.inferred ? "Inferred" : "Observed"}:`),
+        h("ul", {}, ...(part.evidence.length ? part.evidence : ["by the activities of its threads"]).map((e) => h("li", {}, e))),
+        h("div", { class: "columns" }, ...this.times("activities meanwhile", busyIn(subject.spans, part.start, part.end, new Map(), DATA.activities), part.end - part.start, DATA.activities), ...this.facts(part.start, part.end), ...this.logLines(part.start, part.end)),
       ];
     }
     aboutRange() {
@@ -1027,14 +1158,19 @@
         subject.phases.forEach(([code, start, end, , evidence], number) => {
           if (has(DATA.phases[code], ...evidence)) hits.push({ from: start, to: end, pick: [index, number], words: `${DATA.phases[code]} of ${subject.title}` });
         });
+        for (const part of subject.parts) {
+          if (has(part.name, ...part.evidence)) hits.push({ from: part.start, to: part.end, pick: [index, part.phase, part.number], words: `${part.name} of ${subject.title}` });
+        }
       });
       for (const [ns, text] of this.rec.ticks) if (has(text)) hits.push({ from: ns, to: ns, words: text });
       for (const process of this.rec.processes) {
         if (has(process.label, process.argv)) hits.push({ from: process.start, to: process.end, words: process.label });
-        process.call_names.forEach((name, code) => {
-          const first = process.callSpans.code.indexOf(code);
-          if (has(name) && first >= 0) hits.push({ from: process.callSpans.start[first], to: process.callSpans.end[first], words: `${name} of ${process.label}` });
-        });
+        for (const { names, spans } of [process.calls, process.driver_calls]) {
+          names.forEach((name, code) => {
+            const first = spans.code.indexOf(code);
+            if (has(name) && first >= 0) hits.push({ from: spans.start[first], to: spans.end[first], words: `${name} of ${process.label}` });
+          });
+        }
         process.threads.forEach((thread, i) => {
           const spans = process.threadSpans[i];
           if (has(thread.label) && spans.start.length) hits.push({ from: spans.start[0], to: spans.end[spans.end.length - 1], words: thread.label, open: process });
