@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, TextIO
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from ttftprof import diff
 from ttftprof.diff import Comparison
@@ -69,6 +70,11 @@ def inline_hash(text: str) -> str:
     return f"'sha256-{digest}'"
 
 
+def prose(text: str) -> Markup:
+    """Escaped; what stands between backticks as code."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
 def template(name: str) -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
@@ -80,6 +86,7 @@ def template(name: str) -> jinja2.Template:
         "count": scale.count,
         "percent": scale.percent,
         "plain": plain,
+        "prose": prose,
     }
     return environment.from_string(asset(name))
 

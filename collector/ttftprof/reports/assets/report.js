@@ -103,7 +103,8 @@
   function unpackParts(subject) {
     return subject.phases.flatMap(([code, , , , , parts], phase) => {
       const ends = [];
-      return parts.map(([name, start, end, spent, inferred, evidence], number) => {
+      const byStart = parts.map((part, number) => [part, number]).sort((a, b) => a[0][1] - b[0][1]);
+      return byStart.map(([[name, start, end, spent, inferred, evidence], number]) => {
         let row = ends.findIndex((until) => until <= start);
         if (row < 0) row = ends.length;
         ends[row] = end;
@@ -365,7 +366,7 @@
       section("Memory", [
         ...this.curves((s) => s.name === "major_faults", () => "major faults"),
         ...this.curves((s) => s.name === "minor_faults", () => "minor faults"),
-        ...this.curves((s) => s.name === "cached_bytes", (s) => `${fileName(s.path || "")} cached`),
+        ...this.curves((s) => s.name === "cached_bytes", (s) => `cached ${fileName(s.path || "")}`),
       ]);
       section("GPU", [
         ...this.curves((s) => s.name.startsWith("gpu"), (s) => `${s.path || "GPU"} ${s.name.replace(/^gpu_|_bytes$/g, "").replaceAll("_", " ")}`),
@@ -702,7 +703,7 @@
         ctx.fillStyle = colours.text;
         ctx.fillRect(x, lane.y + 3, 1.5, lane.height - 6);
         const word = text.split(/[:,]/)[0];
-        const room = (i + 1 < lane.ticks.length ? view.x(lane.ticks[i + 1][0]) : Infinity) - x;
+        const room = Math.min(i + 1 < lane.ticks.length ? view.x(lane.ticks[i + 1][0]) : Infinity, view.width) - x;
         ctx.fillStyle = colours.dim;
         if (ctx.measureText(word).width + 8 < room) ctx.fillText(word, x + 4, lane.y + lane.height / 2);
       });
@@ -1001,7 +1002,7 @@
       this.draw();
     }
     step(by) {
-      const all = this.rec.subjects.flatMap((subject, index) => subject.phases.flatMap((phase, number) => [[index, number, undefined], ...phase[5].map((_, part) => [index, number, part])]));
+      const all = this.rec.subjects.flatMap((subject, index) => subject.phases.flatMap((_, number) => [[index, number, undefined], ...subject.parts.filter((part) => part.phase === number).map((part) => [index, number, part.number])]));
       if (!all.length) return;
       const now = all.findIndex(([s, phase, number]) => (this.picked ? this.isPicked(s, { phase, number }) : s === this.subject));
       const next = all[this.picked ? Math.min(Math.max(now + by, 0), all.length - 1) : Math.max(now, 0)];
