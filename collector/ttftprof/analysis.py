@@ -97,13 +97,29 @@ def concluded(
     held against.
     """
     everyone = phases.requests_of(timeline)
-    chosen = [(str(n), served) for n, served in enumerate(everyone, 1) if wanted(served)]
+    chosen = [
+        (identity, served)
+        for identity, served in zip(_identities(everyone), everyone, strict=True)
+        if wanted(served)
+    ]
     found = [_request(timeline, served, everyone, identity) for identity, served in chosen]
     beside = [*known, *(request for request, _ in found)]
     return [
         (served, _judged(timeline, request, beside, served.server, also))
         for (request, also), (_, served) in zip(found, chosen, strict=True)
     ]
+
+
+def _identities(everyone: Sequence[Served]) -> list[str]:
+    """Numbers in order of time; those that got an error and no text, which reports leave out, come
+    after all others, so that the numbers shown do not jump."""
+    refused = [
+        served.front.outcome == "error" and served.front.first_token_ns is None
+        for served in everyone
+    ]
+    order = sorted(range(len(everyone)), key=refused.__getitem__)
+    numbers = {index: number for number, index in enumerate(order, 1)}
+    return [str(numbers[index]) for index in range(len(everyone))]
 
 
 _UNJUDGED = Verdict("unknown", None, None, "low", "")

@@ -416,6 +416,12 @@ class SourceState:
         """Whether its state costs anything: a machine without a GPU does not miss it."""
         return self.state != "ok" and not (self.state == "absent" and not self.lost)
 
+    @property
+    def had_work(self) -> bool:
+        """Whether it worked and could have seen something: a probe for file systems on which no
+        file lies is ok, and says so as its reason."""
+        return self.state == "ok" and not self.reason.startswith("no file lies on ")
+
 
 @dataclass(frozen=True, slots=True)
 class ProbeCost:

@@ -37,6 +37,7 @@ from unit.recordings import (
     answered,
     ended,
     launched,
+    ms,
     ns,
     router_switch,
     two_models,
@@ -332,6 +333,17 @@ def test_a_request_names_its_engine_model_and_tokens() -> None:
         "llama.cpp", "b", "/v1/chat/completions",
     )  # fmt: skip
     assert (request.prompt_tokens, request.cached_tokens, request.streamed) == (38, 0, True)
+
+
+def test_refused_requests_are_numbered_after_all_others() -> None:
+    scene = Scene().process(FRONT)
+    for at in (100, 200, 400):
+        scene.request(FRONT, at, headers=at + 1, end=at + 1, status=503, outcome="error")
+    scene.request(FRONT, 300, token=350).request(FRONT, 500, token=550)
+    report = scene.report()
+    assert [(ms(r.start_ns), r.id) for r in report.requests] == [
+        (100, "3"), (200, "4"), (300, "1"), (400, "5"), (500, "2")
+    ]  # fmt: skip
 
 
 def test_encrypted_connections_are_said_not_to_be_read() -> None:

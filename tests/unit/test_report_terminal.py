@@ -11,6 +11,7 @@ import io
 import os
 import re
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from ttftprof.model import PHASES, Report
+from ttftprof.model import PHASES, Report, SourceState
 from ttftprof.reports.flame import PHASE_PAINT
 from ttftprof.reports.safe import clip, clip_middle, clip_path, plain
 from ttftprof.reports.terminal import write
@@ -142,6 +143,35 @@ def test_no_request_says_what_to_do() -> None:
     text = shown(samples.empty())
     assert "no request for text was seen" in text
     assert "ttftprof record" in text
+
+
+def test_sources_for_file_systems_that_no_file_lay_on_did_not_work_for_this() -> None:
+    sources = (
+        SourceState("files", "ok"),
+        SourceState("nfs", "ok", "no file lies on nfs or nfs4"),
+        SourceState("fuse", "ok"),
+    )
+    text = shown(replace(samples.empty(), sources=sources))
+    assert "Sources that worked: files, fuse." in text
+
+
+def test_what_is_not_known_of_a_curve_is_explained_where_it_is() -> None:
+    cold = samples.cold()
+    assert "· not known at that moment" not in shown(cold)
+    late = replace(cold.series[-1], ns=cold.series[-1].ns[20:], values=cold.series[-1].values[20:])
+    lines = shown(replace(cold, series=(*cold.series[:-1], late))).split("\n")
+    at = next(i for i, line in enumerate(lines) if line.startswith("in page cache"))
+    assert "·" in lines[at]
+    assert lines[at + 1].strip() == "· not known at that moment"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_advice_is_whole_and_broken_between_items(width: int) -> None:
+    advice = ("FADV_SEQUENTIAL", "MAP_POPULATE", "MADV_WILLNEED")
+    cold = samples.cold()
+    request = replace(cold.requests[0], files=(samples.weights(advice=advice),))
+    text = shown(replace(cold, requests=(request,)), width=width)
+    assert all(item in text for item in advice)
 
 
 def test_phases_too_short_to_draw_are_marked_and_named() -> None:

@@ -100,7 +100,10 @@ def flame(request: Request, report: Report, layout: Layout) -> list[Text]:
     if lane.unseen:
         lines.extend(_unseen(lane, request, layout))
     lines.extend(_activity_lanes(request, window, layout))
-    lines.extend(_series_lanes(request, report, window, layout))
+    curves = list(_series_lanes(request, report, window, layout))
+    lines.extend(curves)
+    if any(_UNKNOWN in line.plain for line in curves):
+        lines.append(layout.line("", Text(f"{_UNKNOWN} not known at that moment", Style(dim=True))))
     return lines
 
 

@@ -30,11 +30,12 @@ from ttftprof.reports.safe import clip, clip_path, plain
 
 _TITLE, _TOTAL = Style(dim=True), Style(bold=True)
 _US = 1000
+_ADVICE = 6  # of one file
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of finished cells; a title may have two lines."""
+    """A column of finished cells; titles and cells may have several lines."""
 
     title: str
     cells: Sequence[str | Text]
@@ -42,7 +43,8 @@ class Column:
 
     @property
     def width(self) -> int:
-        texts = [*self.title.split("\n"), *(str(cell) for cell in self.cells)]
+        cells = (str(cell).split("\n") for cell in self.cells)
+        texts = [*self.title.split("\n"), *(line for lines in cells for line in lines)]
         return max(map(cell_len, texts), default=0)
 
 
@@ -76,11 +78,12 @@ def _bands(first: Column, columns: Sequence[Column], width: int) -> list[list[Co
 
 def _table(columns: Sequence[Column], gap: int) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style=_TITLE)
+    depth = max(column.title.count("\n") for column in columns)
     for column in columns:
+        above = "\n" * (depth - column.title.count("\n"))
         table.add_column(
-            Text(column.title),
+            Text(above + column.title),
             justify="right" if column.right else "left",
-            vertical="bottom",
             no_wrap=True,
         )
     for row in zip(*(column.cells for column in columns), strict=True):
@@ -164,9 +167,35 @@ def files(used: Sequence[FileUse], width: int) -> Iterator[Table]:
         ),
     ]
     if any(f.advice for f in used):
-        advice = [clip(", ".join(map(plain, f.advice)), name_width) for f in used]
-        columns.append(Column("advice", advice, right=False))
+        columns.append(_advice(used, first, columns, name_width, width))
     yield from banded(first, columns, width)
+
+
+def _advice(
+    used: Sequence[FileUse], first: Column, before: Sequence[Column], least: int, width: int
+) -> Column:
+    """On as few lines as there is room for without one more band, at least `least` wide."""
+
+    def stacked(room: int) -> Column:
+        cells = ["\n".join(_filled(f.advice[:_ADVICE], room)) for f in used]
+        return Column("advice", cells, right=False)
+
+    fewest = len(_bands(first, [*before, stacked(least)], width))
+    rooms = range(stacked(width - first.width - 2).width, least, -1)
+    fitting = (r for r in rooms if len(_bands(first, [*before, stacked(r)], width)) == fewest)
+    return stacked(next(fitting, least))
+
+
+def _filled(items: Sequence[str], room: int) -> list[str]:
+    """`a, b,` and so on: lines of at most `room` cells, broken between items."""
+    lines: list[str] = []
+    for number, item in enumerate(items, 1):
+        text = clip(plain(item), room - 1) + ("," if number < len(items) else "")
+        if lines and cell_len(f"{lines[-1]} {text}") <= room:
+            lines[-1] += f" {text}"
+        else:
+            lines.append(text)
+    return lines
 
 
 _CACHE_MOVES = (

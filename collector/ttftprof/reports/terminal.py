@@ -186,7 +186,7 @@ def _header(report: Report) -> str:
 
 
 def _print_nothing_seen(page: Page, report: Report) -> None:
-    working = [source.name for source in report.sources if source.state == "ok"]
+    working = [source.name for source in report.sources if source.had_work]
     seen = ", ".join(map(plain, working)) or "nothing"
     page.add_text("no request for text was seen", indent=2)
     page.add_text(f"Sources that worked: {seen}.", indent=2)
