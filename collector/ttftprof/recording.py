@@ -352,8 +352,10 @@ class Writer:
             self.abandon()
 
     def settle(self) -> None:
-        """Recording has begun: a file that this one replaces goes."""
+        """Recording has begun: a file that this one replaces goes, and what is there so far is
+        folded with the next commit."""
         self._begun = True
+        self._next_fold_s = 0.0
         for _, aside in self._replaced:
             aside.unlink(missing_ok=True)
         self._replaced.clear()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ttftprof.errors import TargetError
+from ttftprof.plain import plain
 from ttftprof.sources.processes import (
     PROC,
     ProcessFacts,
@@ -46,19 +47,14 @@ _SHOWN_CHARACTERS = 100
 
 def describe(process: ProcessFacts) -> str:
     """One process in one line, for messages."""
-    from ttftprof.reports.safe import (
-        clip_middle,
-        plain,
-    )  # brings rich, for which `record` has no time
-
-    words = list(map(plain, process.argv or [process.comm]))
+    words = [plain(word, _SHOWN_CHARACTERS) for word in process.argv or [process.comm]]
     shown = words[0]
     for word in words[1:]:
         if len(shown) + len(word) > _SHOWN_CHARACTERS:
             shown += " …"
             break
         shown += f" {word}"
-    return f"pid {process.pid}  {clip_middle(shown, _SHOWN_CHARACTERS + 2)}"
+    return f"pid {process.pid}  {shown}"
 
 
 _INTERPRETERS = re.compile(r"^(python|pypy|node|ruby|perl|java|bash|sh|dash|zsh|uvicorn|gunicorn)")

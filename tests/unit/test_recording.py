@@ -361,6 +361,18 @@ def test_a_recording_without_its_log_holds_what_was_folded(
     assert not contents["complete"]
 
 
+def test_what_is_known_when_recording_begins_is_folded_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.ttft"
+    writer = Writer(path)
+    writer.set_meta("start_ns", 7)
+    writer.settle()
+    writer.commit()
+    alone = tmp_path / "alone.ttft"
+    shutil.copyfile(path, alone)
+    writer.discard()
+    assert read_all(alone)["meta"]["start_ns"] == 7
+
+
 @pytest.mark.parametrize("bytes_there", [4096, 3 * 4096])
 def test_half_a_recording_asks_for_its_log(tmp_path: Path, bytes_there: int) -> None:
     """Nothing was folded yet, or the fold was cut off."""

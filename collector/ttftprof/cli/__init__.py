@@ -14,6 +14,7 @@ import click
 
 from ttftprof import __version__
 from ttftprof.errors import OutputError, TtftprofError, Unsupported, too_many_files
+from ttftprof.plain import plain_lines
 
 # name -> module; imported when asked for, so that `record` arms without loading the reports.
 _COMMANDS = {
@@ -105,8 +106,6 @@ def _open_closed_streams() -> None:
 
 def _tell(error: TtftprofError) -> None:
     """What happened, and below it what to do. Foreign names in it reach no terminal raw."""
-    from ttftprof.reports.safe import plain_lines
-
     click.echo(f"ttftprof: {plain_lines(error.message)}", err=True)
     if isinstance(error, Unsupported) and error.minimum_kernel:
         click.echo(f"  needs: Linux {error.minimum_kernel} or newer", err=True)

@@ -27,6 +27,7 @@ from ttftprof.kernel import privilege
 from ttftprof.kernel.libbpf import BpfError
 from ttftprof.kernel.permission import check_permitted
 from ttftprof.kernel.session import TEXT_RING_BYTES, Settings
+from ttftprof.plain import plain_lines
 from ttftprof.recorder import STOP_SIGNALS, Limits, Progress, Recorder
 from ttftprof.recording import Writer
 from ttftprof.sources.python_stacks import PythonStacks
@@ -341,8 +342,6 @@ def _announce(ready_file: Path | None) -> None:
 
 
 def _say(text: str) -> None:
-    from ttftprof.reports.safe import plain_lines  # brings rich, for which arming has no time
-
     with suppress(OSError):  # the terminal may be gone; the recording is not
         click.echo(f"ttftprof: {plain_lines(text)}", err=True)
 
