@@ -717,3 +717,25 @@ def test_a_replaced_recording_goes_once_the_new_one_began(tmp_path: Path) -> Non
     assert [p.name for p in tmp_path.iterdir()] == ["a.ttft"]
     with Reader(path) as reader:
         assert reader.complete
+
+
+def test_the_disk_is_not_waited_for_while_recording(tmp_path: Path) -> None:
+    """An fsync makes ext4 write others' data, too, on the disk that may be the measured one."""
+    script = f"""
+from pathlib import Path
+from ttftprof.recording import Writer
+writer = Writer(Path({str(tmp_path / "quiet.ttft")!r}))
+for number in range(50):
+    writer.add_fact("process", number, {{}})
+    writer._next_fold_s = 0.0
+    writer.commit()
+Path({str(tmp_path / "closing")!r}).touch()
+writer.close(True)
+"""
+    trace = tmp_path / "trace"
+    calls = ["strace", "-f", "-o", str(trace), "-e", "trace=fsync,fdatasync,openat"]
+    subprocess.run([*calls, sys.executable, "-c", script], check=True)
+    recording, closing = trace.read_text().split(str(tmp_path / "closing"))
+    assert "quiet.ttft-wal" in recording
+    assert "sync(" not in recording
+    assert "sync(" in closing
