@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -92,6 +93,36 @@ read(fd, 19, 100)
     file = inode(recorded(script, tmp_path, model), number)
     assert file.path == str(model)
     assert added(file) == 7 + 19
+
+
+def test_what_another_program_reads_meanwhile_is_counted_apart(tmp_path: Path) -> None:
+    model, opened, others_done = cold_model(tmp_path / "m.gguf"), tmp_path / "1", tmp_path / "2"
+    script = """
+fd = os.open(sys.argv[1], os.O_RDONLY)
+read(fd, 11)
+open(sys.argv[2], "w").close()
+while not os.path.exists(sys.argv[3]):
+    time.sleep(0.005)
+read(fd, 29)
+"""
+
+    def read_too() -> None:
+        while not opened.exists():
+            time.sleep(0.005)
+        fd = os.open(model, os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        for page in range(5, 5 + 19):
+            os.pread(fd, PAGE, page * PAGE)
+        os.close(fd)
+        others_done.touch()
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(read_too)
+        timeline = recorded("import time\n" + script, tmp_path, model, opened, others_done)
+        other.result()
+    file = inode(timeline, model.stat().st_ino)
+    assert added(file) == 11 + 5  # of pages 11 to 28 the other had read all but 24 to 28
+    assert int(file.rows["foreign_pages"][-1]) == 19 - 6
 
 
 def test_two_names_of_one_file_are_one_file(tmp_path: Path) -> None:
