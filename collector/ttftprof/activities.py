@@ -82,13 +82,37 @@ def process_activities(timeline: Timeline, tgid: int, start_ns: int, end_ns: int
 
 def cpu_wait_ns(timeline: Timeline, tgid: int, start_ns: int, end_ns: int) -> int:
     """How long threads of a process were ready to run and did not, summed over threads."""
-    total = 0
-    for thread in timeline.waits.get(tgid, ()):
-        ready = thread.reason == Wait.RUNNABLE
-        begin = np.maximum(thread.start_ns[ready], start_ns)
-        end = np.minimum(thread.end_ns[ready], end_ns)
-        total += int(np.maximum(end - begin, 0).sum())
-    return total
+    return timeline.derived(_ready_times, tgid).between(start_ns, end_ns)
+
+
+def _ready_times(timeline: Timeline, tgid: int) -> _Times:
+    threads = timeline.waits.get(tgid, ())
+    ready = [thread.reason == Wait.RUNNABLE for thread in threads]
+    nothing = np.empty(0, np.int64)
+    begins = [t.start_ns[own] for t, own in zip(threads, ready, strict=True)]
+    ends = [t.end_ns[own] for t, own in zip(threads, ready, strict=True)]
+    return _Times(np.concatenate([nothing, *begins]), np.concatenate([nothing, *ends]))
+
+
+class _Times:
+    """How long intervals, which may overlap, lasted together by any moment."""
+
+    def __init__(self, begin_ns: Ints, end_ns: Ints) -> None:
+        # An interval counts t - begin from its begin on, and t - end less from its end on.
+        self._edges = [(np.sort(stamps), _sums(np.sort(stamps))) for stamps in (begin_ns, end_ns)]
+
+    def between(self, start_ns: int, end_ns: int) -> int:
+        at = np.array([start_ns, end_ns], np.int64)
+        begun, ended = (
+            at * (number := np.searchsorted(stamps, at)) - sums[number]
+            for stamps, sums in self._edges
+        )
+        return max(int(np.diff(begun - ended)[0]), 0)
+
+
+def _sums(values: Ints) -> Ints:
+    """Sum of the values before each, and of all; what exceeds 64 bits cancels in a difference."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(values)])
 
 
 def merged(pieces: Iterable[Activity]) -> list[Activity]:
@@ -157,11 +181,15 @@ def _changes(
         add(alive, 1, None, 0)
         if thread.dead_ns != FOREVER:
             add(np.array([thread.dead_ns], np.int64), -1, None, 0)
-        wanted = (thread.end_ns > start_ns) & (thread.start_ns < end_ns)
-        wanted &= thread.reason != Wait.RUNNABLE
-        reason = thread.reason[wanted]
-        add(thread.start_ns[wanted], -1, reason, 1)
-        add(np.minimum(thread.end_ns[wanted], thread.dead_ns), 1, reason, -1)
+        inside = slice(
+            int(np.searchsorted(thread.latest_end_ns, start_ns, side="right")),
+            int(np.searchsorted(thread.start_ns, end_ns, side="left")),
+        )
+        slept = thread.reason[inside] != Wait.RUNNABLE
+        slept &= thread.end_ns[inside] > start_ns
+        reason = thread.reason[inside][slept]
+        add(thread.start_ns[inside][slept], -1, reason, 1)
+        add(np.minimum(thread.end_ns[inside][slept], thread.dead_ns), 1, reason, -1)
     copying = np.full(len(copies), _COPYING, np.uint16)
     for sign, ends in ((1, [c.start_ns for c in copies]), (-1, [c.end_ns for c in copies])):
         add(np.array(ends, np.int64), 0, copying, sign)
@@ -174,10 +202,11 @@ def _changes(
 
 def _next_wake_reason(threads: Sequence[Waits], after: Ints) -> Ints:
     """For each moment, why the first thread to wake at or after it had slept."""
-    # Being preempted is no sleep: such a thread was counted as running.
-    slept = [t.reason != Wait.RUNNABLE for t in threads]
-    ends = np.concatenate([t.end_ns[own] for t, own in zip(threads, slept, strict=True)])
-    reasons = np.concatenate([t.reason[own] for t, own in zip(threads, slept, strict=True)])
+    if not len(after):
+        return np.empty(0, np.int64)
+    woken = [_sleeps(thread, int(after.min()), int(after.max())) for thread in threads]
+    ends = np.concatenate([t.end_ns[own] for t, own in zip(threads, woken, strict=True)])
+    reasons = np.concatenate([t.reason[own] for t, own in zip(threads, woken, strict=True)])
     if not len(ends):
         return np.full(len(after), int(Wait.OTHER), np.int64)
     order = np.argsort(ends, kind="stable")
@@ -185,6 +214,17 @@ def _next_wake_reason(threads: Sequence[Waits], after: Ints) -> Ints:
     where = np.searchsorted(ends, after, side="left")
     found = reasons[np.minimum(where, len(ends) - 1)]
     return np.where(where < len(ends), found, int(Wait.OTHER)).astype(np.int64)
+
+
+def _sleeps(thread: Waits, first_ns: int, last_ns: int) -> npt.NDArray[np.intp]:
+    """The waits that ended in [first, last], and the next one after. Being preempted is no sleep:
+    such a thread was counted as running."""
+    if thread.latest_end_ns is not thread.end_ns:
+        return np.flatnonzero(thread.reason != Wait.RUNNABLE)
+    begin, end = np.searchsorted(thread.end_ns, [first_ns, last_ns]).tolist()
+    within = begin + np.flatnonzero(thread.reason[begin:end] != Wait.RUNNABLE)
+    after = next((n for n in range(end, len(thread.reason)) if thread.reason[n]), None)
+    return within if after is None else np.append(within, after)
 
 
 class _Shares:

@@ -12,6 +12,7 @@ from dataclasses import astuple, dataclass, field
 import numpy as np
 
 from ttftprof import remote, storage_requests
+from ttftprof.condense import Floats
 from ttftprof.events import Kind, MmapFlag, Records, dev_numbers
 from ttftprof.model import (
     RATES,
@@ -281,14 +282,21 @@ def counted(timeline: Timeline, members: set[int], counter: str, start_ns: int, 
     """Growth of a thread counter (`maj_flt`, `cpu_ns`…) over all threads of some processes."""
     total = 0.0
     for tgid in members:
-        for own in timeline.rows_of_threads(tgid):
-            new = int(own["since_ns"][0]) > timeline.armed_ns
-            stamps = own["ns"].astype(np.float64)
-            values = own[counter].astype(np.float64)
-            first = 0.0 if new else values[0]
+        for stamps, values, first in timeline.derived(_counter_curves, (tgid, counter)):
             total += float(np.interp(end_ns, stamps, values, left=first))
             total -= float(np.interp(start_ns, stamps, values, left=first))
     return round(total)
+
+
+def _counter_curves(timeline: Timeline, of: tuple[int, str]) -> list[tuple[Floats, Floats, float]]:
+    """(moments, values, value before the first) of a counter, for each thread of a process."""
+    tgid, counter = of
+    curves = []
+    for own in timeline.rows_of_threads(tgid):
+        stamps, values = own["ns"].astype(np.float64), own[counter].astype(np.float64)
+        new = int(own["since_ns"][0]) > timeline.armed_ns
+        curves.append((stamps, values, 0.0 if new else float(values[0])))
+    return curves
 
 
 def storage_wait_ns(timeline: Timeline, file: FileFacts, start_ns: int, end_ns: int) -> int:

@@ -8,14 +8,15 @@ runs from its issue to its completion.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from ttftprof import remote
 from ttftprof.events import Kind, Records, Wait
 from ttftprof.model import PathModel, WaitSplit
-from ttftprof.timeline import FileFacts, Timeline
+from ttftprof.timeline import FileFacts, Timeline, grouped
 
 DEVICE = 0
 PLAIN_READ_BYTES = 1 << 20
@@ -31,9 +32,28 @@ Ranges = list[tuple[int, int]]
 def of_file(timeline: Timeline, file: FileFacts, start_ns: int, end_ns: int) -> Records:
     """The requests for a file's bytes that began in [start, end), as `remote.READ`."""
     asked = remote.on_file(timeline.remote, file.dev, file.ino)
-    if not len(asked):
-        asked = _of_one_layer(_as_reads(timeline.blocks_of(file)))
-    return remote.begun_within(asked, start_ns, end_ns)
+    if len(asked):
+        return remote.begun_within(asked, start_ns, end_ns)
+    own = timeline.derived(_blocks_of_one_layer, file.key)
+    blocks = timeline.of_kind(Kind.BLOCK)
+    first, last = np.searchsorted(own.start_ns, [start_ns, end_ns])
+    return _as_reads(blocks[own.where[first:last]])
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """The requests to disks for a file, by start: when each began, and where it stands."""
+
+    start_ns: Records
+    where: npt.NDArray[np.int32]
+
+
+def _blocks_of_one_layer(timeline: Timeline, key: tuple[int, int]) -> _Blocks:
+    where = timeline.where_blocks_of(timeline.files[key])
+    blocks = timeline.of_kind(Kind.BLOCK)
+    stays = np.isin(blocks["dev"][where], _upper_disks(blocks, where))
+    where = where[stays]
+    return _Blocks(blocks["start_ns"][where].astype(np.int64), where)
 
 
 def of_path(timeline: Timeline, file: FileFacts) -> Records:
@@ -42,9 +62,9 @@ def of_path(timeline: Timeline, file: FileFacts) -> Records:
     if len(asked):
         return asked
     blocks = timeline.of_kind(Kind.BLOCK)
-    own = _of_one_layer(_as_reads(timeline.blocks_of(file)))
-    every: Records = _as_reads(blocks[np.isin(blocks["dev"], np.unique(own["dev"]))])
-    return every
+    own = timeline.derived(_blocks_of_one_layer, file.key)
+    theirs = np.isin(blocks["dev"], np.unique(blocks["dev"][own.where]))
+    return _as_reads(blocks if theirs.all() else blocks[theirs])
 
 
 def _as_reads(blocks: Records) -> Records:
@@ -58,21 +78,21 @@ def _as_reads(blocks: Records) -> Records:
     return found
 
 
-def _of_one_layer(reads: Records) -> Records:
-    """Without the requests of a disk under another one (a loop device's file): those lie within
-    requests of the upper one. Disks side by side (RAID) all stay."""
-    disks = np.unique(reads["dev"])
+def _upper_disks(every: Records, where: npt.NDArray[np.int32]) -> Records:
+    """The disks of some requests without those under another (a loop device's file): their requests
+    lie within requests of the upper one. Disks side by side (RAID) all stay."""
+    disks: Records = np.unique(every["dev"][where])
     if len(disks) < 2:
-        return reads
-    by_disk = {int(d): reads[reads["dev"] == d] for d in disks}
+        return disks
+    blocks = every[where]
+    by_disk = {int(d): _as_reads(blocks[blocks["dev"] == d]) for d in disks}
     under = {
         low
         for low, inner in by_disk.items()
         for high, outer in by_disk.items()
         if low != high and _lies_within(inner, outer) and not _lies_within(outer, inner)
     }
-    kept: Records = reads[~np.isin(reads["dev"], list(under))]
-    return kept
+    return disks[~np.isin(disks, list(under))]
 
 
 def _lies_within(inner: Records, outer: Records) -> bool:
@@ -117,15 +137,39 @@ def wait_split(
 
 def waits_for(timeline: Timeline, file: FileFacts, start_ns: int, end_ns: int) -> Records:
     """[begin, end] of the recorded waits of threads for a file's pages, cut to [start, end)."""
+    waits = timeline.derived(_waits_by_file, None).get(file.key)
+    if waits is None:
+        return np.empty((0, 2), np.int64)
+    # Those of several threads overlap: none before `first` reaches into the interval.
+    first = np.searchsorted(waits.latest_end_ns, start_ns, side="right")
+    last = np.searchsorted(waits.ranges[:, 0], end_ns)
+    cut: Records = np.clip(waits.ranges[first:last], start_ns, end_ns)
+    return cut[cut[:, 0] < cut[:, 1]]
+
+
+@dataclass(frozen=True, slots=True)
+class _FileWaits:
+    """[begin, end] of the waits for a file by begin; the latest end up to each."""
+
+    ranges: Records
+    latest_end_ns: Records
+
+
+def _waits_by_file(timeline: Timeline, _: None) -> dict[tuple[int, ...], _FileWaits]:
     waits = timeline.of_kind(Kind.OFFCPU)
-    own = waits["flags"] == Wait.STORAGE
-    own &= (waits["ino"] == file.ino) & (waits["dev"] == file.dev)
-    mine = waits[own]
-    begin = np.maximum(mine["start_ns"].astype(np.int64), start_ns)
-    end = np.minimum((mine["start_ns"] + mine["duration_ns"]).astype(np.int64), end_ns)
-    both = np.stack([begin, end], axis=1)
-    cut: Records = both[begin < end]
-    return cut
+    where = np.flatnonzero(waits["flags"] == Wait.STORAGE).astype(np.int32)
+    keys = np.empty(len(where), [("dev", "<u4"), ("ino", "<u8")])
+    keys["dev"], keys["ino"] = waits["dev"][where], waits["ino"][where]
+    order, parts = grouped(keys, "dev", "ino")
+    order = where[order]
+    ranges = np.empty((len(order), 2), np.int64)
+    ranges[:, 0] = waits["start_ns"][order]
+    ranges[:, 1] = waits["duration_ns"][order]
+    ranges[:, 1] += ranges[:, 0]
+    return {
+        key: _FileWaits(ranges[part], np.maximum.accumulate(ranges[part, 1]))
+        for key, part in parts.items()
+    }
 
 
 def _union(ranges: Ranges) -> Ranges:
@@ -161,6 +205,11 @@ def _overlap_ns(waits: Records, ranges: Ranges) -> int:
 
 def model_of(timeline: Timeline, file: FileFacts) -> PathModel | None:
     """What the requests of the recording say of the file's path; None without an answered one."""
+    return timeline.derived(_model_of, file.key)
+
+
+def _model_of(timeline: Timeline, key: tuple[int, int]) -> PathModel | None:
+    file = timeline.files[key]
     reads = of_path(timeline, file)
     found = remote.path_model(reads)
     if found is None:

@@ -79,6 +79,12 @@ class Waits:
     ino: npt.NDArray[np.uint64]
     born_ns: int  # 0: before recording began
     dead_ns: int  # FOREVER: alive at its end
+    latest_end_ns: Ints = field(init=False)  # up to each: `end_ns` itself, if the record is sound
+
+    def __post_init__(self) -> None:
+        in_order = bool((self.end_ns[1:] >= self.end_ns[:-1]).all())
+        latest = self.end_ns if in_order else np.maximum.accumulate(self.end_ns)
+        object.__setattr__(self, "latest_end_ns", latest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,14 +263,15 @@ class Timeline:
         first, end = (bisect_left(calls, ns, key=_began_ns) for ns in (start_ns, end_ns))
         return calls[first:end]
 
-    def blocks_of(self, file: FileFacts) -> Records:
-        """The requests to disks for a file. A request names a disk, which is no file system: where
-        several files have the inode, it is that of the file whose file system lies on the disk."""
+    def where_blocks_of(self, file: FileFacts) -> npt.NDArray[np.int32]:
+        """Where the requests to disks for a file stand. A request names a disk, which is no file
+        system: where several files have the inode, it is that of the file whose file system lies on
+        the disk."""
         blocks = self.of_kind(Kind.BLOCK)
-        mine: Records = blocks[blocks["ino"] == file.ino]
+        mine = blocks["ino"] == file.ino
         if any(f.ino == file.ino and f.dev != file.dev for f in self.files.values()):
-            mine = mine[mine["dev"] == file.dev]
-        return mine
+            mine &= blocks["dev"] == file.dev
+        return np.flatnonzero(mine).astype(np.int32)
 
     def marks_of(self, tgid: int, name: str) -> list[Mark]:
         return [m for m in self.marks if m.tgid == tgid and m.name == name]

@@ -1,6 +1,7 @@
 """What recording costs: the same work with and without a recorder, paired in one run.
 
     scripts/bench [--pairs N] [--json FILE]
+    scripts/bench report [--json FILE]         what analysis costs instead: see `bench_report`
 
 The machine is shared and noisy, so nothing here is an absolute time: each pair runs bare and
 under `ttftprof record` right after one another, in turn first and second, and what is shown is the
@@ -15,12 +16,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kernel.support import recording
+from lab import bench_report
 from workloads.cache import make_model, warm_cache
 
 SOURCE = Path(__file__).parent / "storms.c"
@@ -119,14 +121,29 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("workloads", nargs="*", default=WORKLOADS, metavar="WORKLOAD")
     options = parser.parse_args()
+    if list(options.workloads) == ["report"]:
+        costs = on_recordings()
+        _write_json(options.json, costs)
+        return
     rows = []
     with tempfile.TemporaryDirectory() as name, storms(Path(name)) as process:
         for workload in options.workloads:
             print(f"[bench] {workload}", file=sys.stderr)
             rows.append(measure(process, workload, max(options.pairs, 2), Path(name)))
     print(table(rows))
-    if options.json:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    _write_json(options.json, rows)
+
+
+def on_recordings() -> list[bench_report.Cost]:
+    with tempfile.TemporaryDirectory() as name:
+        costs = bench_report.measure(Path(name))
+    print(bench_report.table(costs))
+    return costs
+
+
+def _write_json(path: Path | None, rows: Sequence[Measured | bench_report.Cost]) -> None:
+    if path:
+        path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 
 
 if __name__ == "__main__":

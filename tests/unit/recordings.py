@@ -10,7 +10,7 @@ are named by their inode. Calls can be given in any order: the file holds them a
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -335,9 +335,9 @@ class Scene:
     # -- the file ---------------------------------------------------------------------------
 
     def write(
-        self, path: Path, complete: bool = True, more: Mapping[str, Records] | None = None
+        self, path: Path, complete: bool = True, more: Iterable[tuple[str, Records]] = ()
     ) -> Path:
-        """The recording; `more` adds packed records to its streams."""
+        """The recording; `more` adds packed records to its streams, a batch each."""
         writer = Writer(path, overwrite=True)
         for key, value in self._meta.items():
             if value is not None:
@@ -346,7 +346,7 @@ class Scene:
         writer.add_batch("threads", _array(self._thread_rows, THREAD_ROW))
         writer.add_batch("files", _array(self._file_rows, FILE_ROW))
         writer.add_batch("gpu", _array(self._gpu_rows, GPU_ROW))
-        for stream, records in (more or {}).items():
+        for stream, records in more:
             writer.add_batch(stream, records)
         for kind, stamp_ns, fact in self._facts:
             writer.add_fact(kind, stamp_ns, fact)

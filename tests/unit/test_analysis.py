@@ -475,7 +475,7 @@ def big_recording(path: Path, stream: str, records: np.ndarray[Any, Any]) -> Pat
     scene = router_switch().file(13, "/lib/libc.so.6").meta(end_ns=None)
     for number in range(8):
         scene.request(FRONT, 2_000 + 100 * number, token=2_050 + 100 * number)
-    return scene.write(path, more={stream: records})
+    return scene.write(path, more=[(stream, records)])
 
 
 def seconds(path: Path) -> float:

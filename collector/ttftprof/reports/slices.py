@@ -1,28 +1,31 @@
 """Tracks of nested slices and counters: what trace viewers show, for every trace format alike.
 
 Guarantees: the slices of a track nest (each ends no later than the one it lies in) and come in the
-order in which a stack sees them begin; every track comes after its parent; names are harmless.
-Pure; nothing is condensed.
+order in which a stack sees them begin; every track comes after its parent; names are harmless;
+slices are made as they are asked for, never all of a recording at once. Pure; nothing is condensed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ttftprof.activities import ACTIVITY_OF_WAIT
-from ttftprof.events import Kind, Wait
+from ttftprof.events import Kind, Records, Wait
 from ttftprof.model import Phase, ProcessTrack, Report, Request, Series
 from ttftprof.reports import html_data, words
 from ttftprof.reports.safe import plain
 from ttftprof.timeline import Timeline, Waits
 
 _IO_LANES = 32
+_NO_LANE = _IO_LANES
+_AT_ONCE = 4_096  # slices whose numbers are made into Python's
 _NAME = 200
 
 
@@ -35,6 +38,16 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
+class Slices:
+    """Slices that are made anew each time they are gone through."""
+
+    make: Callable[[], Iterator[Slice]]
+
+    def __iter__(self) -> Iterator[Slice]:
+        return self.make()
+
+
+@dataclass(frozen=True, slots=True)
 class Track:
     """`number` is unique and not 0; `parent` is another's. `kind`: group, request, thread, io."""
 
@@ -42,7 +55,7 @@ class Track:
     parent: int | None
     name: str
     kind: str
-    slices: Sequence[Slice] = ()
+    slices: Iterable[Slice] = ()
     tgid: int = 0
     tid: int = 0
 
@@ -120,18 +133,20 @@ def _process(process: ProcessTrack, timeline: Timeline, numbers: Iterator[int]) 
     yield Track(number, None, label, "process", [life], process.tgid)
     for waits in timeline.waits.get(process.tgid, ()):
         if waits.born_ns < process.end_ns and waits.dead_ns > process.start_ns:
-            slices = list(_waits(waits, process.start_ns, process.end_ns))
+            slices = Slices(partial(_waits, waits, process.start_ns, process.end_ns))
             name = f"thread {waits.tid}"
             yield Track(next(numbers), number, name, "thread", slices, process.tgid, waits.tid)
     yield from _calls(process, timeline, number, numbers)
 
 
 def _waits(waits: Waits, start_ns: int, end_ns: int) -> Iterator[Slice]:
-    begins = np.maximum(waits.start_ns, start_ns).tolist()
-    ends = np.minimum(waits.end_ns, end_ns).tolist()
-    for begin, end, reason in zip(begins, ends, waits.reason.tolist(), strict=True):
-        if end > begin:
-            yield Slice(begin, end, ACTIVITY_OF_WAIT[Wait(reason)])
+    for first in range(0, len(waits.start_ns), _AT_ONCE):
+        part = slice(first, first + _AT_ONCE)
+        begins = np.maximum(waits.start_ns[part], start_ns).tolist()
+        ends = np.minimum(waits.end_ns[part], end_ns).tolist()
+        for begin, end, reason in zip(begins, ends, waits.reason[part].tolist(), strict=True):
+            if end > begin:
+                yield Slice(begin, end, ACTIVITY_OF_WAIT[Wait(reason)])
 
 
 def _calls(
@@ -166,37 +181,61 @@ def _nested(slices: Iterable[Slice]) -> list[Slice]:
 
 def _io(timeline: Timeline, numbers: Iterator[int]) -> Iterator[Track]:
     """Requests to storage overlap: each goes to the first lane that is free."""
-    lanes: list[list[Slice]] = []
-    free: list[tuple[int, int]] = []
-    for piece in _io_slices(timeline):
-        if free and free[0][0] <= piece.start_ns:
-            lane = heappop(free)[1]
-        elif len(lanes) < _IO_LANES:
-            lane = len(lanes)
-            lanes.append([])
-        else:
-            continue  # deeper than any queue worth drawing
-        lanes[lane].append(piece)
-        heappush(free, (max(piece.end_ns, piece.start_ns + 1), lane))
-    if lanes:
+    asked = _asked(timeline)
+    lanes = _lanes(asked)
+    used = np.unique(lanes[lanes != _NO_LANE]).tolist()
+    if used:
+        paths = {f.ino: plain(f.path, _NAME) for f in timeline.files.values()}
         group = next(numbers)
         yield Track(group, None, "requests to storage", "group")
-        for number, slices in enumerate(lanes, 1):
-            yield Track(next(numbers), group, f"in flight {number}", "io", slices)
+        for lane in used:
+            where = np.flatnonzero(lanes == lane).astype(np.int32)
+            slices = Slices(partial(_reads, asked, where, paths))
+            yield Track(next(numbers), group, f"in flight {lane + 1}", "io", slices)
 
 
-def _io_slices(timeline: Timeline) -> list[Slice]:
-    names = {f.ino: f.path for f in timeline.files.values()}
-    found = [
-        _io_slice(event, names, int(event["a"]) >> shift)
-        for kind, shift in ((Kind.BLOCK, 0), (Kind.REMOTE, 32))
-        for event in timeline.of_kind(kind)
-    ]
-    return sorted(found, key=lambda piece: (piece.start_ns, piece.end_ns))
+_ASKED = np.dtype([("start_ns", "<i8"), ("end_ns", "<i8"), ("ino", "<u8"), ("bytes", "<i8")])
 
 
-def _io_slice(event: Any, names: Mapping[int, str], size_bytes: int) -> Slice:
-    start_ns = int(event["start_ns"])
-    path = names.get(int(event["ino"]), "")
-    facts: dict[str, str | int] = {"bytes": size_bytes, "file": plain(path, _NAME)}
-    return Slice(start_ns, start_ns + int(event["duration_ns"]), "read", facts)
+def _asked(timeline: Timeline) -> Records:
+    """Requests to storage of all kinds by start, then end."""
+    parts = [(timeline.of_kind(Kind.BLOCK), 0), (timeline.of_kind(Kind.REMOTE), 32)]
+    found = np.empty(sum(len(events) for events, _ in parts), _ASKED)
+    at = 0
+    for events, shift in parts:
+        own = found[at : at + len(events)]
+        own["start_ns"], own["ino"] = events["start_ns"], events["ino"]
+        own["end_ns"] = events["start_ns"] + events["duration_ns"]
+        own["bytes"] = events["a"] >> np.uint64(shift)
+        at += len(events)
+    ordered: Records = found[np.lexsort((found["end_ns"], found["start_ns"]))]
+    return ordered
+
+
+def _lanes(asked: Records) -> Records:
+    """The lane of each request; `_NO_LANE` for what is deeper than any queue worth drawing."""
+    lanes = np.full(len(asked), _NO_LANE, np.uint8)
+    free: list[tuple[int, int]] = []
+    used = 0
+    for first in range(0, len(asked), _AT_ONCE):
+        part = asked[first : first + _AT_ONCE]
+        stamps = zip(part["start_ns"].tolist(), part["end_ns"].tolist(), strict=True)
+        for number, (start_ns, end_ns) in enumerate(stamps, first):
+            if free and free[0][0] <= start_ns:
+                lane = heappop(free)[1]
+            elif used < _IO_LANES:
+                lane, used = used, used + 1
+            else:
+                continue
+            lanes[number] = lane
+            heappush(free, (max(end_ns, start_ns + 1), lane))
+    return lanes
+
+
+def _reads(
+    asked: Records, where: npt.NDArray[np.int32], paths: Mapping[int, str]
+) -> Iterator[Slice]:
+    for first in range(0, len(where), _AT_ONCE):
+        for start_ns, end_ns, ino, count_bytes in asked[where[first : first + _AT_ONCE]].tolist():
+            facts: dict[str, str | int] = {"bytes": count_bytes, "file": paths.get(ino, "")}
+            yield Slice(start_ns, end_ns, "read", facts)
