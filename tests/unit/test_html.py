@@ -8,6 +8,7 @@ import io
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,16 @@ def test_every_number_in_the_tables_is_the_json_and_the_text_reports(
             assert f'<td class="number">{value}</td>' in told
             assert value in text.getvalue()
     assert f'class="value" data-ns="{request["ttft_ns"]}"' in told
+
+
+def test_what_left_the_cache_has_a_column_where_there_is_some() -> None:
+    cold = samples.cold()
+    assert ">evicted<" not in page(cold)
+    file = samples.weights(evicted_bytes=7_700_000, read_by_others_bytes=0)
+    told = page(replace(cold, requests=(replace(cold.requests[0], files=(file,)),)))
+    assert ">evicted<" in told
+    assert f">{scale.size(7_700_000)}<" in told
+    assert ">read by others<" not in told
 
 
 def test_parts_and_gpus_are_drawn_with_the_json_reports_times() -> None:

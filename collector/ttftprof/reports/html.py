@@ -213,6 +213,7 @@ def _comparison(comparison: Comparison) -> dict[str, Any]:
 
 
 def _subject(index: int, subject: Request) -> dict[str, Any]:
+    moves = [(t, n) for t, n in words.CACHE_MOVES if any(getattr(f, n) for f in subject.files)]
     is_start = not subject.endpoint and subject.first_token_ns is None and subject.switched
     return {
         "index": index,
@@ -231,7 +232,8 @@ def _subject(index: int, subject: Request) -> dict[str, Any]:
         "phases": [_phase_row(p, subject) for p in subject.phases],
         "table": _table(subject),
         "python": _python(subject),
-        "files": [_file(f) for f in _ordered(subject.files)[:_FILES]],
+        "files": [_file(f, moves) for f in _ordered(subject.files)[:_FILES]],
+        "file_moves": [title.replace("\n", " ") for title, _ in moves],
         "files_left": max(len(subject.files) - _FILES, 0),
         "mounts": [_mount(m) for m in subject.mounts],
         "gpus": [_gpu(g) for g in subject.gpu],
@@ -320,7 +322,7 @@ def _ordered(files: Sequence[FileUse]) -> list[FileUse]:
     return sorted(files, key=lambda f: (not f.is_weights, -(f.bytes_from_storage or 0)))
 
 
-def _file(file: FileUse) -> dict[str, Any]:
+def _file(file: FileUse, moves: Sequence[tuple[str, str]]) -> dict[str, Any]:
     sizes, depth = file.request_size_bytes, file.in_flight
     requests = f"{scale.block(sizes.p50)} / {scale.block(sizes.p95)}" if sizes else scale.ABSENT
     return {
@@ -338,6 +340,7 @@ def _file(file: FileUse) -> dict[str, Any]:
             f"{depth.mean:.1f} / {depth.max}" if depth else scale.ABSENT,
             scale.count(file.major_faults),
             scale.count(file.minor_faults),
+            *(scale.size(getattr(file, name)) for _, name in moves),
         ],
         "advice": ", ".join(plain(a, 60) for a in file.advice[:6]),
     }

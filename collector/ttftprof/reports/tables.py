@@ -25,7 +25,7 @@ from ttftprof.model import (
     Quantiles,
     Request,
 )
-from ttftprof.reports import flame, scale
+from ttftprof.reports import flame, scale, words
 from ttftprof.reports.safe import clip, clip_path, plain
 
 _TITLE, _TOTAL = Style(dim=True), Style(bold=True)
@@ -162,7 +162,7 @@ def files(used: Sequence[FileUse], width: int) -> Iterator[Table]:
         Column("minor\nfaults", [scale.count(f.minor_faults) for f in used]),
         *(
             Column(title, [scale.size(getattr(f, name)) for f in used])
-            for title, name in _CACHE_MOVES
+            for title, name in words.CACHE_MOVES
             if any(getattr(f, name) for f in used)
         ),
     ]
@@ -198,11 +198,6 @@ def _filled(items: Sequence[str], room: int) -> list[str]:
     return lines
 
 
-_CACHE_MOVES = (
-    ("read by\nothers", "read_by_others_bytes"),
-    ("evicted", "evicted_bytes"),
-    ("refaulted", "refaulted_bytes"),
-)
 _SPLIT = (
     ("queue", "queue_ns"),
     ("wire +\nserver", "wire_ns"),

@@ -18,6 +18,12 @@ _COST_OF_LOSS = {
     "block requests not followed": "request sizes and depths are incomplete",
 }
 _COLD, _CACHED = 0.1, 0.9
+# (title, field of `FileUse`): shown where any file has some.
+CACHE_MOVES = (
+    ("read by\nothers", "read_by_others_bytes"),
+    ("evicted", "evicted_bytes"),
+    ("refaulted", "refaulted_bytes"),
+)
 
 
 def told(report: Report, everything: bool = True) -> list[Request]:
