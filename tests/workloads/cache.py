@@ -36,6 +36,9 @@ def make_model(path: Path, size_bytes: int) -> Path:
         for index in range(0, size_bytes, _CHUNK_BYTES):
             chunk = index.to_bytes(8, "little") + block[8:]
             file.write(chunk[: size_bytes - index])
+        # Or somebody's fsync writes it out while it is measured.
+        file.flush()
+        os.fsync(file.fileno())
     return path
 
 
