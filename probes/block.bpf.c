@@ -18,7 +18,7 @@ struct in_flight {
 	u32 tid;
 	u32 tgid;
 	u32 bytes;
-	u32 depth;
+	u32 depth; /* at the disk when it was issued; 0: given back to the host's queue */
 };
 
 struct {
@@ -76,6 +76,14 @@ static __always_inline s64 depth_change(u32 disk, s64 by)
 	return __sync_fetch_and_add(depth, by);
 }
 
+/* It is at its disk no longer. */
+static __always_inline void leave_disk(struct in_flight *r)
+{
+	if (r->depth)
+		depth_change(r->disk, -1);
+	r->depth = 0;
+}
+
 static __always_inline void note_completed(struct in_flight *r)
 {
 	struct event *e = event_begin(EVENT_BLOCK, r->start_ns);
@@ -91,7 +99,7 @@ static __always_inline void note_completed(struct in_flight *r)
 		e->flags = r->depth > 0xffff ? 0xffff : r->depth;
 		event_end(e);
 	}
-	depth_change(r->disk, -1);
+	leave_disk(r);
 }
 
 #define REQUEST_OP_MASK 0xff
@@ -108,7 +116,15 @@ int BPF_PROG(block__issue, struct request *rq)
 	struct thread_slot *t = current_slot();
 	if (!(r.ino && file_find(r.file_dev, r.ino)) && !t)
 		return 0;
-	u64 id = bpf_get_current_pid_tgid();
+	u64 key = (u64)rq, id = bpf_get_current_pid_tgid();
+	struct in_flight *known = bpf_map_lookup_elem(&requests, &key);
+	if (known && known->sector == rq->__sector) { /* issued again: it began the first time */
+		if (!known->depth)
+			known->depth = depth_change(known->disk, 1) + 1;
+		return 0;
+	}
+	if (known) /* its end was not seen */
+		leave_disk(known);
 	r.tid = (u32)id;
 	r.tgid = id >> 32;
 	r.bytes = rq->__data_len;
@@ -116,11 +132,22 @@ int BPF_PROG(block__issue, struct request *rq)
 	r.disk = BPF_CORE_READ(rq, part, bd_dev);
 	r.depth = depth_change(r.disk, 1) + 1;
 	r.start_ns = bpf_ktime_get_ns();
-	u64 key = (u64)rq;
 	if (bpf_map_update_elem(&requests, &key, &r, BPF_ANY)) {
 		depth_change(r.disk, -1);
 		lose(LOST_BLOCK);
 	}
+	return 0;
+}
+
+/* The disk, or its driver, could not take it now. */
+SEC("tp_btf/block_rq_requeue")
+int BPF_PROG(block__requeue, struct request *rq)
+{
+	u64 key = (u64)rq;
+	struct in_flight *r = bpf_map_lookup_elem(&requests, &key);
+
+	if (r)
+		leave_disk(r);
 	return 0;
 }
 

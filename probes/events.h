@@ -222,6 +222,8 @@ enum text_kind {
 	TEXT_SENT = 4,
 	TEXT_LOG = 5, /* flags = descriptor */
 	TEXT_CACHE = 6, /* a file of a kernel cache was opened: flags = enum cache_flag, skipped = its size */
+	TEXT_SENT_HELD = 7, /* as SENT, of which the kernel has sent nothing yet */
+	TEXT_LEFT = 8,	    /* what was held on this socket, the first at start, left it at end */
 };
 
 enum {

@@ -175,6 +175,7 @@ struct task_struct {
 	int tgid;
 	unsigned int in_iowait : 1;
 	struct task_struct *real_parent;
+	u64 start_time;
 	struct task_struct *group_leader;
 	unsigned long min_flt;
 	unsigned long maj_flt;
@@ -267,6 +268,13 @@ struct sock {
 struct tcp_sock {
 	u32 copied_seq;
 	u32 rcv_nxt;
+	u32 snd_nxt;
+	u32 write_seq;
+	u8 nonagle : 4;
+};
+
+struct sk_buff {
+	unsigned char *data;
 };
 
 struct unix_address;

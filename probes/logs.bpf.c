@@ -11,17 +11,17 @@ int BPF_PROG(logs__write, struct pt_regs *regs, long ret)
 	if (!t || ret <= 0)
 		return 0;
 	u64 id = bpf_get_current_pid_tgid();
-	struct sending job = {.head = {
-		.start_ns = t->enter_ns,
-		.end_ns = bpf_ktime_get_ns(),
-		.tid = (u32)id,
-		.tgid = id >> 32,
-		.kind = TEXT_LOG,
-		.flags = REGS_ARG0(regs),
-		/* The start of a line is what markers are found by. */
-		.total = ret > TEXT_PIECE ? TEXT_PIECE : ret,
-	}};
-	source_of(&job.src, regs, settings.call_class[REGS_NR(regs) & 511]);
-	send_text(&job);
+	struct sending *job = sending_begin(regs, settings.call_class[REGS_NR(regs) & 511]);
+	if (!job)
+		return 0;
+	job->head.start_ns = t->enter_ns;
+	job->head.end_ns = bpf_ktime_get_ns();
+	job->head.tid = (u32)id;
+	job->head.tgid = id >> 32;
+	job->head.kind = TEXT_LOG;
+	job->head.flags = REGS_ARG0(regs);
+	/* The start of a line is what markers are found by. */
+	job->head.total = ret > TEXT_PIECE ? TEXT_PIECE : ret;
+	send_text();
 	return 0;
 }

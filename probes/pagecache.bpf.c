@@ -137,6 +137,17 @@ int BPF_PROG(pagecache__add, struct folio *folio)
 	return 0;
 }
 
+/* Takes off what the counter has: some of the pages may have come in before the file was
+ * followed. Gives the rest. */
+static __always_inline u64 take_off(u64 *counter, u64 pages)
+{
+	u64 have = *counter;
+	u64 taken = pages < have ? pages : have;
+
+	__sync_fetch_and_sub(counter, taken);
+	return pages - taken;
+}
+
 SEC("tp_btf/mm_filemap_delete_from_page_cache")
 int BPF_PROG(pagecache__delete, struct folio *folio)
 {
@@ -152,7 +163,10 @@ int BPF_PROG(pagecache__delete, struct folio *folio)
 	if (!folio_is_filled(folio)) {
 		/* Readahead that a file system broke off (FUSE, when its queue is full):
 		 * nothing came from storage for these pages. */
-		__sync_fetch_and_sub(current_slot() ? &f->added_pages : &f->foreign_pages, pages);
+		bool ours = current_slot() != 0;
+		u64 rest = take_off(ours ? &f->added_pages : &f->foreign_pages, pages);
+		/* Whoever breaks it off may not be who began it. */
+		take_off(ours ? &f->foreign_pages : &f->added_pages, rest);
 		return 0;
 	}
 	__sync_fetch_and_add(&f->evicted_pages, pages);

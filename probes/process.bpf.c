@@ -14,6 +14,7 @@ struct {
 	__type(value, u32);
 } seeds SEC(".maps");
 
+#define EEXIST 17
 #define FORK_IO_WORKER 1
 #define SIGNAL_GROUP_EXIT 4 /* include/linux/sched/signal.h */
 #define SIGNAL_IGNORED 1    /* include/trace/events/signal.h */
@@ -40,6 +41,29 @@ struct {
 	__type(key, u32);
 	__type(value, u32);
 } servers SEC(".maps");
+
+struct process_key {
+	u64 start_ns;
+	u32 tgid;
+	u32 pad;
+};
+
+/* Processes whose end was told: of threads that end at once, each may see that none is
+ * left. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1024);
+	__type(key, struct process_key);
+	__type(value, u32);
+} ended SEC(".maps");
+
+static __always_inline bool is_first_to_tell(struct task_struct *task)
+{
+	struct process_key key = {.start_ns = task->group_leader->start_time, .tgid = task->tgid};
+	u32 told = 1;
+
+	return bpf_map_update_elem(&ended, &key, &told, BPF_NOEXIST) != -EEXIST;
+}
 
 static __always_inline void note_server(u32 tgid, const char *comm)
 {
@@ -74,6 +98,8 @@ static __always_inline struct thread_slot *follow(struct task_struct *task)
 	struct thread_slot *t = bpf_map_lookup_elem(&threads, &slot);
 	struct membership fresh = {.slot = slot};
 	if (!t || !bpf_task_storage_get(&members, task, &fresh, BPF_LOCAL_STORAGE_GET_F_CREATE)) {
+		if (t)
+			bpf_map_push_elem(&free_threads, &slot, 0);
 		lose(LOST_THREADS);
 		return 0;
 	}
@@ -263,6 +289,8 @@ int BPF_PROG(process__exit, struct task_struct *task)
 		return 0;
 	}
 	bpf_map_delete_elem(&servers, &tgid);
+	if (!is_first_to_tell(task))
+		return 0;
 	struct event *e = event_begin(EVENT_PROCESS_EXIT, bpf_ktime_get_ns());
 	if (!e)
 		return 0;

@@ -11,6 +11,7 @@
 #include "sockets.bpf.h"
 
 #define TCP_ESTABLISHED 1
+#define TCP_NAGLE_OFF 1
 #define TCP_SYN_RECV 3
 #define TCP_LISTEN 10
 #define MSG_OOB 1
@@ -90,6 +91,9 @@ int BPF_PROG(sockets__state, const struct sock *sk, int before, int after)
 	struct conn *c = bpf_map_lookup_elem(&conns, &key);
 	if (!c)
 		return 0;
+	struct held_back *h = bpf_map_lookup_elem(&held, &key);
+	if (h) /* closing sends what is left */
+		has_left(key, h);
 	if (after == TCP_CLOSE)
 		conn_gone(key, c);
 	else if (c->role == ROLE_SERVER)
@@ -144,6 +148,59 @@ static __always_inline struct conn *conn_of(struct file *file, u64 *key)
 	return bpf_map_lookup_elem(&conns, key);
 }
 
+#define ACK_SEQ_OFFSET 8 /* RFC 9293, 3.1 */
+
+static __always_inline bool is_sent(const struct tcp_sock *tcp, u32 seq)
+{
+	return (s32)(BPF_CORE_READ(tcp, snd_nxt) - seq) >= 0;
+}
+
+/* A segment has come in. What was held back leaves once all before it is acknowledged. */
+SEC("tp_btf/tcp_probe")
+int BPF_PROG(sockets__acknowledged, const struct sock *sk, struct sk_buff *skb)
+{
+	u64 key = (u64)sk;
+	struct held_back *h = bpf_map_lookup_elem(&held, &key);
+	const struct tcp_sock *tcp = (const struct tcp_sock *)sk;
+	u32 acknowledged = 0;
+
+	if (!h)
+		return 0;
+	bpf_probe_read_kernel(&acknowledged, sizeof(acknowledged),
+			      BPF_CORE_READ(skb, data) + ACK_SEQ_OFFSET);
+	if (__builtin_bswap32(acknowledged) == BPF_CORE_READ(tcp, snd_nxt) || is_sent(tcp, h->end_seq))
+		has_left(key, h);
+	return 0;
+}
+
+/* Whether the kernel holds all of this write back, though it may send. */
+static __always_inline bool is_held_back(const struct sock *sk, u32 total)
+{
+	const struct tcp_sock *tcp = (const struct tcp_sock *)sk;
+
+	return family_of(sk) != AF_UNIX &&
+	       !(BPF_CORE_READ_BITFIELD_PROBED(tcp, nonagle) & TCP_NAGLE_OFF) &&
+	       BPF_CORE_READ(tcp, write_seq) - BPF_CORE_READ(tcp, snd_nxt) >= total;
+}
+
+/* After the record of a write: waits for the moment at which it leaves, which may have
+ * passed meanwhile. */
+static __always_inline void follow_held(u64 key, struct conn *c, struct text *head)
+{
+	const struct tcp_sock *tcp = (const struct tcp_sock *)key;
+	struct held_back *h = 0;
+
+	if (head->kind == TEXT_SENT_HELD) {
+		struct held_back fresh = {.start_ns = head->start_ns,
+					  .end_seq = BPF_CORE_READ(tcp, write_seq),
+					  .ports = c->ports};
+		bpf_map_update_elem(&held, &key, &fresh, BPF_NOEXIST);
+	}
+	h = bpf_map_lookup_elem(&held, &key);
+	if (h && is_sent(tcp, h->end_seq))
+		has_left(key, h);
+}
+
 enum looks { LOOKS_OTHER, LOOKS_REQUEST, LOOKS_RESPONSE, LOOKS_TLS, LOOKS_STREAM };
 
 static __always_inline bool is_hex(u32 byte)
@@ -192,38 +249,39 @@ __noinline u32 looks_like(u32 word)
 	return LOOKS_OTHER;
 }
 
-/* The first bytes of a connection, gathered over reads and buffers. */
-struct beginning {
-	struct source src;
-	u64 length;
-	u32 word;
-	u32 have;
-};
-
-static long next_byte(u32 index, struct beginning *b)
+static long next_byte(u32 index, void *unused)
 {
+	struct sending *job = the_sending();
 	u8 byte = 0;
 
-	if (b->have >= 4 || !b->length || !source_advance(&b->src))
+	if (!job || job->have >= 4 || !job->ahead_bytes || !source_advance(&job->ahead))
 		return 1;
-	if (!b->src.left) /* an empty buffer of a vector */
+	if (!job->ahead.left) /* an empty buffer of a vector */
 		return 0;
-	if (bpf_probe_read_user(&byte, 1, (void *)b->src.base))
+	if (bpf_probe_read_user(&byte, 1, (void *)job->ahead.base))
 		return 1;
-	b->word = b->word << 8 | byte;
-	b->have++;
-	b->src.base++;
-	b->src.left--;
-	b->length--;
+	job->word = job->word << 8 | byte;
+	job->have++;
+	job->ahead.base++;
+	job->ahead.left--;
+	job->ahead_bytes--;
 	return 0;
 }
 
-static __always_inline u32 begins_like(struct source *src, u64 length)
+/* Gathers the first four bytes, over reads and buffers, after those there are. */
+static __always_inline void look_ahead(struct sending *job, u64 length, u32 word, u32 have)
 {
-	struct beginning b = {.src = *src, .length = length};
+	job->ahead = job->src;
+	job->ahead_bytes = length;
+	job->word = word;
+	job->have = have;
+	bpf_loop(8, next_byte, 0, 0);
+}
 
-	bpf_loop(8, next_byte, &b, 0);
-	return b.have == 4 ? looks_like(b.word) : LOOKS_OTHER;
+static __always_inline u32 begins_like(struct sending *job, u64 length)
+{
+	look_ahead(job, length, 0, 0);
+	return job->have == 4 ? looks_like(job->word) : LOOKS_OTHER;
 }
 
 static __always_inline void text_head(struct text *head, struct thread_slot *t, u64 key, u16 kind,
@@ -267,16 +325,14 @@ static __always_inline void received(struct text *head, struct thread_slot *t, u
 
 /* Sets the role by the first four bytes, however they are read; says whether these
  * are for the collector. */
-static __always_inline bool settle_role(struct conn *c, struct source *src, u64 length)
+static __always_inline bool settle_role(struct conn *c, struct sending *job, u64 length)
 {
-	struct beginning b = {.src = *src, .length = length, .word = c->first, .have = c->firsts};
-
-	bpf_loop(8, next_byte, &b, 0);
-	c->first = b.word;
-	c->firsts = b.have;
-	if (b.have < 4)
+	look_ahead(job, length, c->first, c->firsts);
+	c->first = job->word;
+	c->firsts = job->have;
+	if (job->have < 4)
 		return c->role == ROLE_UNKNOWN;
-	u32 looks = looks_like(b.word);
+	u32 looks = looks_like(job->word);
 	c->firsts = 0;
 	c->first = 0;
 	if (looks == LOOKS_RESPONSE && c->role == ROLE_UNKNOWN)
@@ -302,41 +358,53 @@ int BPF_PROG(sockets__receive, struct pt_regs *regs, long ret)
 	struct conn *c = conn_of(fd_file(REGS_ARG0(regs)), &key);
 	if (!c || c->role == ROLE_CLIENT)
 		return 0;
-	struct sending job = {};
-	source_of(&job.src, regs, call);
-	if (c->role != ROLE_SERVER && !settle_role(c, &job.src, ret))
+	struct sending *job = sending_begin(regs, call);
+	if (!job || (c->role != ROLE_SERVER && !settle_role(c, job, ret)))
 		return 0;
-	received(&job.head, t, key, c, ret);
-	send_text(&job);
+	received(&job->head, t, key, c, ret);
+	send_text();
+	return 0;
+}
+
+struct keeping {
+	u8 *bytes;
+};
+
+static long keep_piece(u32 index, struct keeping *to)
+{
+	struct sending *job = the_sending();
+
+	if (!job || !job->ahead_bytes || !source_advance(&job->ahead))
+		return 1;
+	u64 n = job->ahead.left < job->ahead_bytes ? job->ahead.left : job->ahead_bytes;
+	if (bpf_probe_read_user(to->bytes + (job->kept & (TAIL_BYTES - 1)), n & (TAIL_BYTES - 1),
+				(void *)job->ahead.base))
+		return 1;
+	job->kept += n;
+	job->ahead_bytes -= n;
+	job->ahead.left = 0;
 	return 0;
 }
 
 /* Keeps a small write of a quiet, in place of the oldest; false if it ends the quiet:
  * too big, a response's head, or the last chunk. */
 static __always_inline bool keep(struct tail *q, struct conn *c, struct thread_slot *t,
-				 u64 key, struct source src, u32 total)
+				 u64 key, struct sending *job, u32 total)
 {
 	struct kept_text *kept = &q->writes[q->held & (TAIL_WRITES - 1)];
 	u8 *bytes = kept->bytes;
+	struct keeping to = {.bytes = bytes};
 	u64 id = bpf_get_current_pid_tgid();
-	u32 length = 0;
 
 	if (total >= TAIL_BYTES)
 		return false;
 	if (q->held >= TAIL_WRITES)
 		c->skipped += kept->head.total;
-	for (u32 i = 0; i < 8; i++) {
-		if (length >= total || !source_advance(&src))
-			break;
-		u64 n = src.left;
-		if (n > total - length)
-			n = total - length;
-		if (bpf_probe_read_user(bytes + (length & (TAIL_BYTES - 1)), n & (TAIL_BYTES - 1),
-					(void *)src.base))
-			break;
-		length += n;
-		src.left = 0;
-	}
+	job->ahead = job->src;
+	job->ahead_bytes = total;
+	job->kept = 0;
+	bpf_loop(8, keep_piece, &to, 0);
+	u32 length = job->kept;
 	kept->head.start_ns = t->enter_ns;
 	kept->head.key = key;
 	kept->head.tid = (u32)id;
@@ -354,7 +422,7 @@ static __always_inline bool keep(struct tail *q, struct conn *c, struct thread_s
 
 /* Whether the write was taken care of by the connection's quiet. */
 static __always_inline bool kept_quiet(u64 key, struct conn *c, struct thread_slot *t,
-				       struct source *src, u32 total)
+				       struct sending *job, u32 total)
 {
 	struct tail *q = bpf_map_lookup_elem(&quiet, &key);
 
@@ -365,7 +433,7 @@ static __always_inline bool kept_quiet(u64 key, struct conn *c, struct thread_sl
 		return false;
 	}
 	u32 held = q->held;
-	if (keep(q, c, t, key, *src, total))
+	if (keep(q, c, t, key, job, total))
 		return true;
 	bool kept = q->held != held;
 	/* Handed over under the old turn, so that the collector does not ask anew, and put
@@ -412,11 +480,10 @@ int BPF_PROG(sockets__send, struct pt_regs *regs, long ret)
 	 * that it reads later still makes it a server's. */
 	if (!c || c->role == ROLE_OTHER)
 		return 0;
-	struct sending job = {};
-	source_of(&job.src, regs, settings.call_class[REGS_NR(regs) & 511]);
-	if (c->role == ROLE_SERVER && kept_quiet(key, c, t, &job.src, ret))
+	struct sending *job = sending_begin(regs, settings.call_class[REGS_NR(regs) & 511]);
+	if (!job || (c->role == ROLE_SERVER && kept_quiet(key, c, t, job, ret)))
 		return 0;
-	u32 looks = begins_like(&job.src, ret);
+	u32 looks = begins_like(job, ret);
 	if (c->role != ROLE_SERVER) {
 		if (looks == LOOKS_REQUEST) {
 			c->role = ROLE_CLIENT;
@@ -430,10 +497,12 @@ int BPF_PROG(sockets__send, struct pt_regs *regs, long ret)
 	}
 	if (looks == LOOKS_RESPONSE)
 		c->turn++;
-	text_head(&job.head, t, key, TEXT_SENT, c, ret);
-	job.head.skipped = c->skipped;
+	u16 kind = is_held_back((const struct sock *)key, ret) ? TEXT_SENT_HELD : TEXT_SENT;
+	text_head(&job->head, t, key, kind, c, ret);
+	job->head.skipped = c->skipped;
 	c->skipped = 0;
-	send_text(&job);
+	send_text();
+	follow_held(key, c, &job->head);
 	return 0;
 }
 

@@ -34,6 +34,40 @@ struct {
 	__type(value, struct conn);
 } conns __weak SEC(".maps");
 
+/*
+ * A small write is not sent while an earlier one is unacknowledged, unless the server
+ * sets TCP_NODELAY; the client may take 40 ms to acknowledge. Kept from the write that
+ * was held back until it left.
+ */
+struct held_back {
+	u64 start_ns;
+	u32 end_seq;
+	u32 ports;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, u64);
+	__type(value, struct held_back);
+} held __weak SEC(".maps");
+
+/* Tells that what was held leaves now; once, whoever sees it. */
+static __always_inline void has_left(u64 key, struct held_back *h)
+{
+	struct text head = {
+		.start_ns = h->start_ns,
+		.end_ns = bpf_ktime_get_ns(),
+		.key = key,
+		.dev = h->ports,
+		.kind = TEXT_LEFT,
+	};
+
+	if (!bpf_map_delete_elem(&held, &key) &&
+	    bpf_ringbuf_output(&texts, &head, sizeof(head), 0))
+		lose(LOST_TEXTS);
+}
+
 #define TAIL_WRITES 8
 #define TAIL_BYTES 512
 

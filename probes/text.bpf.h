@@ -50,19 +50,53 @@ static __always_inline bool source_advance(struct source *src)
 	return true;
 }
 
+/* What is done with the bytes of one call. In a map, not on the stack: the verifier follows
+ * each value a stack may have, round by round of a loop, and of a map none. */
 struct sending {
-	struct source src;
 	struct text head;
+	struct source src;
+	struct source ahead; /* the same bytes, for a look before they are sent */
+	u64 ahead_bytes;
 	u32 offset;
+	u32 word; /* the first bytes, so many as `have` */
+	u32 have;
+	u32 kept;
 };
 
-/* A callback of bpf_loop (5.17): verified once, however many pieces there are. */
-static long send_piece(u32 index, struct sending *job)
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct sending);
+} sendings __weak SEC(".maps");
+
+static __always_inline struct sending *the_sending(void)
+{
+	u32 zero = 0;
+
+	return bpf_map_lookup_elem(&sendings, &zero);
+}
+
+static __always_inline struct sending *sending_begin(struct pt_regs *regs, u32 call)
+{
+	struct sending *job = the_sending();
+
+	if (!job)
+		return 0;
+	__builtin_memset(&job->head, 0, sizeof(job->head));
+	job->offset = 0;
+	source_of(&job->src, regs, call);
+	return job;
+}
+
+/* A callback of bpf_loop (5.17). */
+static long send_piece(u32 index, void *unused)
 {
 	u32 zero = 0;
 	struct scratch *s = bpf_map_lookup_elem(&scratches, &zero);
+	struct sending *job = the_sending();
 
-	if (!s || job->offset >= job->head.total || !source_advance(&job->src))
+	if (!s || !job || job->offset >= job->head.total || !source_advance(&job->src))
 		return 1;
 	if (!job->src.left) /* an empty buffer of a vector */
 		return 0;
@@ -88,7 +122,7 @@ static long send_piece(u32 index, struct sending *job)
 
 /* Sends up to TEXT_PIECES pieces of `head.total` bytes; the collector sees from
  * offset, length and total what it did not get. */
-static __always_inline void send_text(struct sending *job)
+static __always_inline void send_text(void)
 {
-	bpf_loop(TEXT_PIECES, send_piece, job, 0);
+	bpf_loop(TEXT_PIECES, send_piece, 0, 0);
 }

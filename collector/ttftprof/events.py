@@ -224,6 +224,8 @@ class TextKind(IntEnum):
     SENT = 4
     LOG = 5
     CACHE = 6
+    SENT_HELD = 7
+    LEFT = 8
 
 
 class MmapFlag(IntEnum):

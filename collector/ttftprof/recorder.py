@@ -559,8 +559,11 @@ class Recorder:
 
     def _take_text(self, head: Any, data: bytes) -> None:
         kind = int(head["kind"])
-        if kind in (TextKind.RECEIVED, TextKind.SENT):
-            self._tap.take(head, data, kind == TextKind.SENT)
+        if kind in (TextKind.RECEIVED, TextKind.SENT, TextKind.SENT_HELD):
+            held = kind == TextKind.SENT_HELD
+            self._tap.take(head, data, kind != TextKind.RECEIVED, held)
+        elif kind == TextKind.LEFT:
+            self._tap.left(int(head["key"]), int(head["end_ns"]))
         elif kind == TextKind.LOG:
             self._take_log(head, data)
         elif kind == TextKind.PATH:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -97,6 +98,59 @@ def test_31_forks_are_31_processes(model: Path) -> None:
     children = set(forks["tgid"].tolist())
     exits = events(seen, Kind.PROCESS_EXIT)
     assert children <= set(exits["tgid"].tolist())
+
+
+_ENDS_AT_ONCE = """
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static volatile int here;
+static void *last(void *unused)
+{
+	__sync_fetch_and_add(&here, 1);
+	while (here < 2)
+		;
+	return unused;
+}
+int main(void)
+{
+	char go;
+	if (read(0, &go, 1) != 1)
+		return 1;
+	for (int i = 0; i < 499; i++) {
+		pthread_t thread;
+		if (!fork()) {
+			pthread_create(&thread, 0, last, 0);
+			last(0);
+			pthread_exit(0);
+		}
+		wait(0);
+	}
+	(void)!write(1, "done\\n", 5);
+	pause();
+}
+"""
+
+
+def test_a_process_whose_threads_end_at_once_ends_once(tmp_path: Path) -> None:
+    source, program = tmp_path / "ends.c", tmp_path / "ends"
+    source.write_text(_ENDS_AT_ONCE)
+    subprocess.run(["gcc", "-O2", "-pthread", "-o", str(program), str(source)], check=True)
+    process = subprocess.Popen([str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin
+    assert process.stdout
+    try:
+        with recording(tmp_path / "ends.ttft", "--pid", str(process.pid)) as seen:
+            process.stdin.write(b"g")
+            process.stdin.flush()
+            assert process.stdout.readline() == b"done\n"
+    finally:
+        process.kill()
+        process.communicate()
+    ended = Counter(events(seen, Kind.PROCESS_EXIT)["tgid"].tolist())
+    assert len(ended) == 499
+    assert set(ended.values()) == {1}
 
 
 def last_rows(seen: Recording, pid: int) -> Records:

@@ -332,6 +332,54 @@ def test_a_unix_socket_ends_with_its_last_holder(tmp_path: Path) -> None:
     assert waited == pytest.approx([0.2] * 8, abs=0.05)
 
 
+_SMALL_WRITES = """
+import socket, sys, time
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+sock, _ = listener.accept()
+sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, int(sys.argv[1]))
+event = b'data: {"choices":[{"delta":{"content":"CANARY"}}]}\\n\\n'
+while sock.recv(1 << 16):
+    time.sleep(0.005)
+    sock.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Type: text/event-stream\\r\\n"
+                 b"Transfer-Encoding: chunked\\r\\n\\r\\n")
+    time.sleep(0.002)
+    sock.sendall(b"%x\\r\\n%s\\r\\n0\\r\\n\\r\\n" % (len(event), event))
+"""
+
+
+@pytest.mark.parametrize("no_delay", [True, False])
+def test_a_token_counts_when_it_leaves_the_machine(no_delay: bool, tmp_path: Path) -> None:
+    """Without TCP_NODELAY the kernel holds it until the client acknowledges the head."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SMALL_WRITES, str(int(no_delay))],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    came = []
+    try:
+        assert process.stdout
+        port = int(process.stdout.readline())
+        with (
+            recording(tmp_path / "held.ttft", "--pid", str(process.pid)) as seen,
+            socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as sock,
+        ):
+            for _ in range(20):
+                sock.sendall(request_for("vllm_chat_stream"))
+                while b"data:" not in sock.recv(1 << 16):
+                    pass
+                came.append(time.monotonic_ns())
+    finally:
+        process.kill()
+        process.communicate()
+    facts = sorted(facts_of(seen), key=lambda f: f["start_ns"])
+    assert [f["outcome"] for f in facts] == ["ok"] * 20
+    assert [f["first_token_ns"] for f in facts] == pytest.approx(came, abs=STAMP_ERROR_NS)
+    held = [f for f in facts if any("TCP_NODELAY" in note for note in f["notes"])]
+    assert bool(held) is not no_delay
+    assert all(f["end_ns"] >= f["first_token_ns"] for f in facts)
+
+
 # -- the real server ------------------------------------------------------------------------------
 
 

@@ -395,8 +395,20 @@ def test_the_endpoint_is_a_path_only() -> None:
     target = "http://user:pw@host/a\xff/v1/completions/?key=CANARY#f"
     got = one([("r", post({}, target))])
     assert (got.endpoint, got.generates) == ("/a_/v1/completions/", True)
-    assert len(one([("r", post({}, "/" + "a" * 4000))]).endpoint) == 128
+    long = one([("r", post({}, "/" + "a" * 4000 + "/v1/completions"))])
+    assert (len(long.endpoint), long.generates) == (64, True)
+    strange = one([("r", post({}, "/v1/completions/<b>'\"%41;x=1"))])
+    assert strange.endpoint == "/v1/completions/_b____41_x_1"
     assert one([("r", b"CONNECT secret:443 HTTP/1.1\r\n\r\n")]).endpoint == ""
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["CANARY /v1/completions", "GET CANARY", "POST v1/CANARY", "GET canary:80", "SECRET *", "GE /"],
+)
+def test_what_is_no_request_line_leaves_nothing(line: str) -> None:
+    out = play([("r", f"{line} HTTP/1.1\r\n\r\n".encode()), ("s", b"HTTP/1.1 400 Bad\r\n\r\n")])
+    assert {(e.method, e.endpoint) for e in out} <= {("", "")}
 
 
 @pytest.mark.parametrize("path", ["/detokenize", "/v1/messages/count_tokens", "/api/tags"])

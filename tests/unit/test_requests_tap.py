@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ttftprof.events import TEXT, TextKind
 from ttftprof.sources import requests
 from ttftprof.sources.http import TOKEN_INFERRED
+from ttftprof.sources.http.held import LEFT_UNSEEN
 from ttftprof.sources.requests import RequestTap, Seen
 
 SOCKET = 0xFFFF_8880_1234_5678
@@ -61,6 +62,7 @@ class Tap:
         total: int | None = None,
         skipped: int = 0,
         socket: int = SOCKET,
+        held: bool = False,
     ) -> Tap:
         """One piece of a transfer, 10 ns after the one before."""
         self._ns += 10
@@ -73,7 +75,7 @@ class Tap:
         head["flags"] = self.turn
         head["offset"], head["skipped"], head["length"] = offset, skipped, len(data)
         head["total"] = offset + len(data) if total is None else total
-        self.tap.take(head, data, sent)
+        self.tap.take(head, data, sent, held)
         return self
 
     def received(self, data: bytes, **how: Any) -> Tap:
@@ -86,6 +88,28 @@ class Tap:
         self._ns += 10
         self.tap.closed(socket, self._ns)
         return self
+
+
+def test_what_was_held_back_is_dated_when_it_left() -> None:
+    written, left = 30, 25_000_030
+    for end in ("left", "unseen", "closed"):
+        tap = Tap()
+        tap.received(REQUEST).sent(STREAM_HEAD).sent(chunk(TOKEN) + LAST, held=True)
+        assert not tap.ended
+        assert [s.exchange.outcome for s in tap.tap.pending()] == ["ok"]
+        if end == "left":
+            tap.tap.left(SOCKET, left)
+        elif end == "unseen":
+            tap.received(REQUEST)
+        else:
+            tap.tap.closed(SOCKET, left)
+        (seen,) = tap.ended
+        if end == "left":
+            assert (seen.exchange.first_token_ns, seen.exchange.end_ns) == (left, left)
+            assert any("for 25 ms" in note for note in seen.exchange.notes)
+        else:
+            assert seen.exchange.first_token_ns == written
+            assert seen.exchange.notes == (LEFT_UNSEEN,)
 
 
 def test_an_exchange_is_told_with_where_it_was_seen() -> None:

@@ -80,8 +80,13 @@ PROBES = (
             ("sk_data_ready", "6.3"),
             ("sock_send_length", "6.3"),
             ("sock_recv_length", "6.3"),
+            ("tcp_probe", "5.5"),
         ),
         costs=(
+            (
+                "sockets__acknowledged",
+                "a first token counts from its write, even where the kernel holds it back",
+            ),
             (
                 "sockets__ready",
                 "a request counts from when the server read it, not from when it arrived",
@@ -118,10 +123,12 @@ PROBES = (
         (
             ("block_rq_issue", "5.11"),
             ("block_rq_complete", "5.11"),
+            ("block_rq_requeue", "5.11"),
             ("block_bio_queue", "5.12"),
             ("block_bio_complete", "5.12"),
         ),
         costs=(
+            ("block__requeue", "a request given back to its queue counts as at the disk"),
             ("block__submitted", "what device-mapper, LUKS and RAID layers cost is unknown"),
             ("block__done", "what device-mapper, LUKS and RAID layers cost is unknown"),
         ),

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ttftprof.sources.http import Connection, Exchange
+from ttftprof.sources.http.held import HeldBack
 from ttftprof.sources.http.tail import Tail
 
 MAX_CONNECTIONS = 16_384  # as many as the kernel side follows
@@ -55,21 +56,41 @@ class _Tapped:
         self.asked_turn: int | None = None  # of the connection, for which quiet was asked
         self._tap = tap
         self._tail = Tail()
+        self._held = HeldBack()
+        self._waiting: list[Exchange] = []  # ended, but part of them has not left yet
         self._unfinished: dict[bool, tuple[int, int, int]] = {}  # sent -> (ns, next offset, total)
         self.connection = Connection(self._ended, self._progress)
 
     def _ended(self, exchange: Exchange) -> None:
-        self._tap.on_end(self._seen(exchange))
+        if self._held.waits:
+            self._waiting.append(exchange)
+        else:
+            self._tap.on_end(self._seen(exchange))
 
     def _progress(self, exchange: Exchange) -> None:
         self._tap.on_progress(self._seen(exchange))
 
     def _seen(self, exchange: Exchange) -> Seen:
-        return Seen(exchange, self.socket, self.tgid, self.tid, self.ports)
+        return Seen(self._held.dated(exchange), self.socket, self.tgid, self.tid, self.ports)
 
-    def take(self, head: Any, data: bytes, sent: bool) -> None:
+    def left(self, ns: int | None) -> None:
+        """What was held back left at `ns`, or will not be seen to leave."""
+        self._held.left(ns)
+        waiting, self._waiting = self._waiting, []
+        for exchange in waiting:
+            self._tap.on_end(self._seen(exchange))
+
+    def pending(self) -> list[Seen]:
+        """Exchanges that have not ended, or not left, as they stand."""
+        return [self._seen(e) for e in (*self._waiting, *self.connection.pending())]
+
+    def take(self, head: Any, data: bytes, sent: bool, held: bool) -> None:
         """One piece. What the kernel did not copy of the transfer before is told as missing."""
         ns = int(head["start_ns"])
+        if held:
+            self._held.write(ns)
+        elif not sent:
+            self.left(None)
         offset, total = int(head["offset"]), int(head["total"])
         self.tgid, self.tid = int(head["tgid"]), int(head["tid"])
         self.ports = _ports(head)
@@ -123,11 +144,13 @@ class _Tapped:
         self.settle(False)
         self.read_tail(ns)
         self.connection.closed(ns)
+        self.left(None)
 
     def give_up(self, ns: int) -> None:
         """Reads no further, and lets go of what is held."""
         self.read_tail(ns)
         self.connection.give_up(ns)
+        self.left(None)
 
     @property
     def buffered_bytes(self) -> int:
@@ -154,8 +177,8 @@ class RequestTap:
         self._open: dict[int, _Tapped] = {}
         self._buffered_bytes = 0
 
-    def take(self, head: Any, data: bytes, sent: bool) -> None:
-        """A piece of `struct text` of kind RECEIVED or SENT."""
+    def take(self, head: Any, data: bytes, sent: bool, held: bool = False) -> None:
+        """A piece of `struct text` of kind RECEIVED, SENT, or SENT_HELD (`held`)."""
         socket, ns = int(head["key"]), int(head["start_ns"])
         tapped = self._open.get(socket)
         if tapped is not None and tapped.ports not in ((0, 0), _ports(head)):
@@ -167,7 +190,7 @@ class RequestTap:
                 self.closed(next(iter(self._open)), ns)
             tapped = self._open[socket] = _Tapped(self, socket)
         before = tapped.buffered_bytes
-        tapped.take(head, data, sent)
+        tapped.take(head, data, sent, held)
         if self._buffered_bytes + tapped.buffered_bytes - before > MAX_BUFFERED_BYTES:
             tapped.give_up(ns)
         self._buffered_bytes += tapped.buffered_bytes - before
@@ -175,6 +198,12 @@ class RequestTap:
         if tapped.connection.quiet and tapped.asked_turn != turn:
             tapped.asked_turn = turn
             self._set_quiet(socket, turn)
+
+    def left(self, socket: int, ns: int) -> None:
+        """What the kernel had held back on this connection left at `ns`."""
+        tapped = self._open.get(socket)
+        if tapped is not None:
+            tapped.left(ns)
 
     def closed(self, socket: int, ns: int) -> None:
         """The connection is gone, from either side."""
@@ -191,8 +220,4 @@ class RequestTap:
 
     def pending(self) -> list[Seen]:
         """Exchanges that have not ended, as they stand."""
-        return [
-            Seen(exchange, t.socket, t.tgid, t.tid, t.ports)
-            for t in self._open.values()
-            for exchange in t.connection.pending()
-        ]
+        return [seen for tapped in self._open.values() for seen in tapped.pending()]

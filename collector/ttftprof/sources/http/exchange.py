@@ -60,7 +60,7 @@ class Exchange:
     """Last byte of the response; where it was cut off, the moment of closing."""
     method: str
     endpoint: str
-    """Path without query: printable ASCII, at most 128 characters; "" if the head was not seen."""
+    """Path without query: plain ASCII, its last 64 characters; "" if the head was not seen."""
     model: str | None
     """As the request asks for it, at most 256 printable characters."""
     streamed: bool | None

@@ -14,14 +14,21 @@ from dataclasses import dataclass
 MAX_HEAD_BYTES = 64 * 1024
 _MAX_CHUNK_LINE_BYTES = 1024
 _HEAD_END = re.compile(rb"\n\r?\n")
-_REQUEST_LINE = re.compile(rb"([A-Z]{1,20}) ([^ \r\n]+) HTTP/(\d)\.\d[ \t]*\r?\n")
+_METHODS = (
+    b"GET", b"POST", b"HEAD", b"PUT", b"PATCH", b"DELETE", b"OPTIONS", b"TRACE", b"CONNECT", b"PRI",
+)  # fmt: skip
+# RFC 9112, 3.2: a path, a whole address, an authority (CONNECT) or the server itself.
+_TARGET = rb"/[^ \r\n]*|[hH][tT][tT][pP][sS]?://[^ \r\n]*|(?<=CONNECT )[^ /\r\n]+|\*"
+_REQUEST_LINE = re.compile(
+    b"(" + b"|".join(_METHODS) + b") (" + _TARGET + rb") HTTP/(\d)\.\d[ \t]*\r?\n"
+)
 _STATUS_LINE = re.compile(rb"HTTP/1\.\d (\d{3})(?![0-9])")
-_METHOD_PREFIX = re.compile(rb"[A-Z]{1,20}(?:\Z| \Z| [^\x00-\x20])")
 _TLS_RECORD = re.compile(rb"[\x14-\x17]\x03[\x00-\x04]")
 _CHUNK_LINE = re.compile(rb"[ \t]*([0-9a-fA-F]{1,12})[ \t]*(?:;[^\r\n]{0,900})?\r?\n")
 _STREAM_PIECE = re.compile(rb'(?:[0-9a-fA-F]{1,8}\r\n)?(?:data: ?[{\[]|event: |\{")|0\r\n\r\n\Z')
 _AUTHORITY = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^/?#]*")
-_NOT_PRINTABLE = re.compile(r"[^\x21-\x7e]")
+_UNSAFE = re.compile(r"[^A-Za-z0-9/_.:@~*+-]")
+MAX_ENDPOINT_CHARS = 64
 _KEPT_HEADERS = {
     b"content-length", b"transfer-encoding", b"content-type", b"content-encoding",
 }  # fmt: skip
@@ -83,13 +90,22 @@ class HeadBuffer:
 
 def protocol_of(prefix: bytes) -> str | None:
     """Name what begins so: "http/1", "tls", "other", or None while too short to say."""
-    if _METHOD_PREFIX.match(prefix):
+    if _may_begin_request(prefix):
         return "http/1"
     if _TLS_RECORD.match(prefix):
         return "tls"
     if len(prefix) < 3 and prefix[:1] in b"\x14\x15\x16\x17" and prefix[1:2] in (b"", b"\x03"):
         return None
     return "other"
+
+
+def _may_begin_request(prefix: bytes) -> bool:
+    """Whether a few first bytes can still become a request line."""
+    method, space, target = prefix.partition(b" ")
+    if not space:
+        return bool(method) and any(known.startswith(method) for known in _METHODS)
+    begins = target[:1] in (b"", b"/", b"*", b"h", b"H") or method == b"CONNECT"
+    return method in _METHODS and begins
 
 
 def begins_request(data: bytes) -> bool:
@@ -133,7 +149,9 @@ def _endpoint(method: bytes, target: bytes) -> str:
         return ""
     text = _AUTHORITY.sub("", target.decode("latin-1"), count=1)
     path = text.split("?", 1)[0].split("#", 1)[0] or "/"
-    return _NOT_PRINTABLE.sub("_", path[:128])
+    path = _UNSAFE.sub("_", path)
+    # The end says what is asked for; before it may stand a deployment's name.
+    return path if len(path) <= MAX_ENDPOINT_CHARS else f"...{path[3 - MAX_ENDPOINT_CHARS :]}"
 
 
 def _body_head(head: bytes) -> BodyHead:
