@@ -322,7 +322,7 @@ def test_a_full_disk_ends_the_recording_and_keeps_it(tmp_path: Path, busy: Proce
         outcome = record("--pid", str(busy.pid), "-o", "a.ttft", "--duration", "20", cwd=disk)
         assert outcome.code == 7
         assert "is full" in outcome.said
-        assert "what was recorded so far is in the file" in outcome.said
+        assert "what was recorded is in the file" in outcome.said
         assert ending(disk / "a.ttft") == (False, None)
         assert len(events(disk / "a.ttft"))
     assert busy.poll() is None
