@@ -178,9 +178,12 @@ def test_transformers_serve(transformers_models: list[Path], tmp_path: Path) -> 
         assert weights(request).bytes_from_storage == pytest.approx(
             weights(request).size_bytes, rel=STORAGE_ERROR
         )
-        assert {"launch", "load", "prefill"} <= set(request.phase_totals())
+        assert {"load", "prefill"} <= set(request.phase_totals())
         assert request.phase_activity()["load"].get("storage_wait", 0) > 0
     check_python(first)
+    # What comes before its load is shorter than two looks: launch if both found it preparing.
+    assert {"launch", "unexplained"} & set(second.phase_totals())
+    assert second.verdict.cause in {"launch", "load"}
     for request in warm:
         assert set(request.phase_totals()) == {"prefill"}
         assert request.verdict.cause == "prefill"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ttftprof.circumstances import Circumstances, CoreWait, Polls, Reload
-from ttftprof.diagnosis import NOISE_NS, RULES, Facts, judge
+from ttftprof.diagnosis import NOISE_NS, RULES, Facts, first_that_matters, judge
 from ttftprof.engines.catalog import engine_named
 from ttftprof.model import (
     ACTIVITIES,
@@ -525,3 +525,11 @@ def test_every_verdict_is_within_its_bounds(
 def test_a_request_that_is_its_own_baseline_has_no_growth(told: list[Cell]) -> None:
     assert NOISE_NS > 0
     assert judge(facts(*told), request(*told)).cause == judge(facts(*told), None).cause
+
+
+def test_what_nothing_explains_is_blamed_only_where_it_is_most() -> None:
+    assert first_that_matters({"unexplained": 70, "load": 220}) == "load"
+    assert first_that_matters({"unexplained": 220, "load": 70}) == "unexplained"
+    assert first_that_matters({"unexplained": 5}) == "unexplained"
+    assert first_that_matters({"queue": 10, "init": 40, "load": 90}) == "init"
+    assert first_that_matters({}) is None

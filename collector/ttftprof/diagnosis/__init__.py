@@ -132,9 +132,12 @@ def first_that_grew(phases: Sequence[Phase], baseline: Request | None) -> str | 
 
 def first_that_matters(beyond: Mapping[str, float]) -> str | None:
     """Of the phases that grew beyond noise, in order of time: the first that makes up a good part
-    (a fifth) of their growth."""
+    (a fifth) of their growth. What nothing explains is blamed only where it is the most of it."""
     total = sum(beyond.values())
-    return next((name for name, ns in beyond.items() if ns * 5 >= total), None)
+    matters = [name for name, ns in beyond.items() if ns * 5 >= total]
+    if len(matters) > 1 and beyond.get("unexplained", 0) * 2 < total:
+        matters = [name for name in matters if name != "unexplained"]
+    return matters[0] if matters else None
 
 
 def _confidence(facts: Facts, phase: str) -> str:
