@@ -182,6 +182,7 @@ class Recorder:
         self._armed_cpu_ns = 0
         self._next_write_ns = 0
         self._held: dict[str, list[Records]] = {}
+        self._closes: list[tuple[int, int]] = []  # (ns, socket) that texts may still come before
         self._follow_by_kind = self._handlers()
 
     # -- arm ----------------------------------------------------------------------------------
@@ -544,7 +545,10 @@ class Recorder:
         """All texts up to a moment, with the ends of connections among them where they fell: a
         closed socket's address goes to the next connection. Returns how many there were."""
         gone = (events["kind"] == Kind.CONN) & (events["flags"] == TCP_CLOSE)
-        closes = [(int(e["start_ns"]), int(e["ino"])) for e in events[gone]]
+        ended = [*self._closes, *((int(e["start_ns"]), int(e["ino"])) for e in events[gone])]
+        # An event of just now may be here before the texts that came before it are.
+        self._closes = [close for close in ended if close[0] > until_ns]
+        closes = [close for close in ended if close[0] <= until_ns]
         closes.reverse()
         count = 0
         for head, data in self.session.texts.drain(until_ns):
@@ -714,6 +718,7 @@ class Recorder:
                 self.writer.add_fact("python_stacks", begin_ns, fact)
             self._metrics.stop()
             self._cycle()
+            self._cycle()  # what the first left for the next
             self._count_requests()
             self._sample_mounts("end")
             self._write(now_ns())
