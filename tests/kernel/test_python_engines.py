@@ -189,13 +189,17 @@ def test_transformers_serve(transformers_models: list[Path], tmp_path: Path) -> 
         assert request.verdict.cause == "prefill"
 
 
+FOUR_LOOKS_NS = 200_000_000
+
+
 def check_python(request: Request) -> None:
     """What a first request pays for: transformers imports its models late."""
     assert request.verdict.cause == "launch"
     assert "importing Python modules (" in request.verdict.explanation
     shares = {(t.phase, s.category): s.share for t in request.python for s in t.shares}
     assert shares["launch", "imports"] > 0.5
-    assert shares["prefill", "generate"] > 0.5
+    if request.phase_totals()["prefill"] > FOUR_LOOKS_NS:
+        assert shares["prefill", "generate"] > 0.5
     waits = [w for t in request.python for w in t.waits if w.category == "weights"]
     assert any((w.path or "").endswith("model.safetensors") for w in waits)
 
