@@ -28,6 +28,7 @@ from typing import Any
 
 from ttftprof import residency
 from ttftprof.clock import NS_PER_S, now_ns
+from ttftprof.parent import end_with_parent
 from ttftprof.readahead import set_readahead
 from ttftprof.residency import Mapping, Range
 from ttftprof.stack import Stack
@@ -445,7 +446,7 @@ def _child(files: Sequence[OpenFile], extents: Sequence[Extent], until: int, out
         for number in _ENDING:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        die_with_parent()
+        end_with_parent()
         try:
             answer = _touch(files, extents, until)
         except OSError as error:
@@ -455,12 +456,6 @@ def _child(files: Sequence[OpenFile], extents: Sequence[Extent], until: int, out
             view = view[os.write(out, view) :]
     finally:
         os._exit(0)
-
-
-def die_with_parent() -> None:
-    """The kernel kills this process when its parent ends, however that ends."""
-    pr_set_pdeathsig = 1  # linux/prctl.h
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL), 0, 0, 0)
 
 
 def _touch(files: Sequence[OpenFile], extents: Sequence[Extent], until: int) -> dict[str, Any]:

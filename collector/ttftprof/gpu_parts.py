@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from ttftprof.engines import driver_calls as known
-from ttftprof.events import DeviceFlag, Kind
+from ttftprof.events import DeviceFlag, Kind, duration_end
 from ttftprof.gpu_facts import DriverSpan
 from ttftprof.model import Activity, Evidence, Part, Phase
 from ttftprof.timeline import FOREVER, Ints, Timeline
@@ -220,7 +220,7 @@ def _tokenizer(timeline: Timeline, tgid: int, window: Span) -> Part | None:
             own = events[(events["tgid"] == tgid) & (events["dev"] == dev)]
             own = own[own["ino"] == ino]
             stamps += own["start_ns"].tolist()
-            stamps += (own["start_ns"] + own["duration_ns"]).tolist()
+            stamps += duration_end(own).tolist()
         if stamps:
             spans.append((int(min(stamps)), int(max(stamps))))
     evidence = Evidence("files", "its files were read", len(spans), "files")

@@ -12,11 +12,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from kernel.slow_fuse import BYTES_PER_SECOND, DELAY_US, Daemon, mounted
 from kernel.support import Recording, recording, start_recording
 from ttftprof import remote
 from ttftprof.events import Family, Kind, Records
@@ -24,10 +24,6 @@ from ttftprof.timeline import FileFacts, Timeline, build
 
 pytestmark = pytest.mark.kernel
 
-SOURCE = Path(__file__).parent.parent / "lab" / "slow_fuse.c"
-SIZE_BYTES = 16 << 20
-DELAY_US = 8000
-BYTES_PER_SECOND = 60_000_000
 TOLERANCE = 0.05
 ATTEMPTS = 3  # on a shared machine the daemon is not always run when its answer is due
 MAX_READ = 128 << 10
@@ -71,63 +67,6 @@ for index in range(29):
 print("done", flush=True)
 sys.stdin.readline()
 """
-
-
-@dataclass
-class Daemon:
-    """A mounted slow file system; `answered` is its own list, (offset, size), once it has ended."""
-
-    point: Path
-    process: subprocess.Popen[str]
-    answered: list[tuple[int, int]] = field(default_factory=list)
-
-    @property
-    def model(self) -> Path:
-        return self.point / "model"
-
-    def set_readahead(self, kib: int) -> None:
-        device = self.point.stat().st_dev
-        bdi = Path(f"/sys/class/bdi/{device >> 8}:{device & 0xFF}/read_ahead_kb")
-        bdi.write_text(str(kib))
-
-    def end(self) -> None:
-        out, _ = self.process.communicate("", timeout=20)
-        self.answered = [(int(o), int(s)) for o, s in map(str.split, out.splitlines())]
-
-
-@pytest.fixture(scope="module")
-def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    program = tmp_path_factory.mktemp("fuse") / "slow_fuse"
-    subprocess.run(["gcc", "-O2", "-Wall", "-o", str(program), str(SOURCE)], check=True)
-    return program
-
-
-@contextmanager
-def mounted(
-    binary: Path,
-    point: Path,
-    *more: int,
-    size_bytes: int = SIZE_BYTES,
-    delay_us: int = DELAY_US,
-    rate: int = BYTES_PER_SECOND,
-) -> Iterator[Daemon]:
-    point.mkdir(exist_ok=True)
-    arguments = [str(n) for n in (size_bytes, delay_us, rate, *more)]
-    process = subprocess.Popen(
-        [str(binary), str(point), *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    daemon = Daemon(point, process)
-    try:
-        assert process.stdout
-        assert process.stdout.readline() == "ready\n"
-        yield daemon
-    finally:
-        if process.poll() is None:
-            daemon.end()
-        subprocess.run(["umount", "-l", str(point)], capture_output=True, check=False)
 
 
 @contextmanager
@@ -182,8 +121,8 @@ def as_answered(reads: Records) -> Counter[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("script", [READ, MAP, SOME], ids=["read", "mmap", "random"])
-def test_every_read_is_the_daemons_own(script: str, binary: Path, tmp_path: Path) -> None:
-    with mounted(binary, tmp_path / "mnt") as daemon:
+def test_every_read_is_the_daemons_own(script: str, fuse_binary: Path, tmp_path: Path) -> None:
+    with mounted(fuse_binary, tmp_path / "mnt") as daemon:
         seen = recorded(script, daemon, tmp_path / "fuse.ttft")
         reads, file = reads_and_file(seen, daemon)
         daemon.end()
@@ -200,8 +139,8 @@ def test_every_read_is_the_daemons_own(script: str, binary: Path, tmp_path: Path
     assert "no file lies on nfs" in states["nfs"].reason
 
 
-def test_direct_reads_are_told_apart(binary: Path, tmp_path: Path) -> None:
-    with mounted(binary, tmp_path / "mnt") as daemon:
+def test_direct_reads_are_told_apart(fuse_binary: Path, tmp_path: Path) -> None:
+    with mounted(fuse_binary, tmp_path / "mnt") as daemon:
         seen = recorded(DIRECT, daemon, tmp_path / "direct.ttft")
         reads, _ = reads_and_file(seen, daemon)
         daemon.end()
@@ -213,11 +152,11 @@ def test_direct_reads_are_told_apart(binary: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("script", [READ, DIRECT], ids=["bursts", "sizes"])
 def test_the_delay_and_rate_that_were_set_are_found(
-    script: str, binary: Path, tmp_path: Path
+    script: str, fuse_binary: Path, tmp_path: Path
 ) -> None:
     """By bursts of readahead, and by lone reads of different sizes."""
     for attempt in range(ATTEMPTS):
-        with mounted(binary, tmp_path / f"mnt{attempt}") as daemon:
+        with mounted(fuse_binary, tmp_path / f"mnt{attempt}") as daemon:
             daemon.set_readahead(1024)
             reads, _ = reads_and_file(
                 recorded(script, daemon, tmp_path / f"{attempt}.ttft"), daemon
@@ -233,10 +172,10 @@ def test_the_delay_and_rate_that_were_set_are_found(
     assert rate == pytest.approx(1, abs=TOLERANCE), found
 
 
-def test_readahead_changes_size_and_depth(binary: Path, tmp_path: Path) -> None:
+def test_readahead_changes_size_and_depth(fuse_binary: Path, tmp_path: Path) -> None:
     found = {}
     for kib in (32, 1024):
-        with mounted(binary, tmp_path / f"mnt{kib}") as daemon:
+        with mounted(fuse_binary, tmp_path / f"mnt{kib}") as daemon:
             daemon.set_readahead(kib)
             seen = recorded(SMALL, daemon, tmp_path / f"{kib}.ttft")
             reads, file = reads_and_file(seen, daemon)
@@ -253,10 +192,10 @@ def test_readahead_changes_size_and_depth(binary: Path, tmp_path: Path) -> None:
     assert found[32][1] <= 2 < found[1024][1]
 
 
-def test_kill_9_keeps_the_reads_that_waited(binary: Path, tmp_path: Path) -> None:
+def test_kill_9_keeps_the_reads_that_waited(fuse_binary: Path, tmp_path: Path) -> None:
     answers = 13
     with (
-        mounted(binary, tmp_path / "mnt", answers) as daemon,
+        mounted(fuse_binary, tmp_path / "mnt", answers) as daemon,
         target(READ, daemon.model) as program,
     ):
         seen = start_recording(tmp_path / "killed.ttft", "--pid", str(program.pid))
@@ -274,11 +213,11 @@ def test_kill_9_keeps_the_reads_that_waited(binary: Path, tmp_path: Path) -> Non
 
 
 def test_a_daemon_that_stops_answering_leaves_reads_unanswered(
-    binary: Path, tmp_path: Path
+    fuse_binary: Path, tmp_path: Path
 ) -> None:
     answers = 13
     with (
-        mounted(binary, tmp_path / "mnt", answers) as daemon,
+        mounted(fuse_binary, tmp_path / "mnt", answers) as daemon,
         target(READ, daemon.model) as program,
     ):
         with recording(

@@ -212,6 +212,7 @@ def test_transformers_starts(tmp_path: Path) -> None:
     command = [str(TRANSFORMERS), "serve", "--host", "127.0.0.1", "--port", str(port)]
     with recording(path, "--duration", "60", "--", *command, "--device", "cpu") as seen:
         server = TransformersServer([], port=port)
+        # Its output is text and not bytes, which only the types see.
         server.process = seen.process  # type: ignore[assignment]
         server.wait_ready()
         seen.stop()

@@ -170,7 +170,9 @@ def test_a_name_may_hold_anything(name: bytes, tmp_path: Path) -> None:
     assert file.path.endswith(".gguf")
     shown = os.fsencode(file.path) if name.isascii() else None
     assert shown in (None, os.fsencode(path))
-    assert file.mount == stack_of(str(tmp_path)).mount.point  # type: ignore[union-attr]
+    mount = stack_of(str(tmp_path)).mount
+    assert mount
+    assert file.mount == mount.point
 
 
 def test_500_shards_are_followed_one_by_one(tmp_path: Path) -> None:

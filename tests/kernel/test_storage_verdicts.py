@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from conftest import unsupported
+from kernel.slow_fuse import Daemon, mounted
 from kernel.support import Recording, recorded_script, start_recording
-from kernel.test_fuse import Daemon, binary, mounted  # noqa: F401 (a fixture)
 from ttftprof.model import FileUse, Request
 from ttftprof.reports import scale
 from ttftprof.storage_cause import convict
@@ -83,12 +83,12 @@ def plain_read_ns(path: Path) -> int:
     return took
 
 
-def test_the_decisive_experiment(binary: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_the_decisive_experiment(fuse_binary: Path, tmp_path: Path) -> None:
     """MADV_RANDOM makes a path slow that plain reads find fast: the pattern is to blame, and what
     reads would take is told from the recording alone, then measured."""
     scenario = replace(SCENARIOS["random_mmap"], weights_b_bytes=SIZE_BYTES)
     for attempt in range(ATTEMPTS):
-        with slow_weights(binary, tmp_path / str(attempt)) as daemon:
+        with slow_weights(fuse_binary, tmp_path / str(attempt)) as daemon:
             plain_read_ns(daemon.model)  # the daemon's first answers take longer
             request = switched(scenario, tmp_path / str(attempt))
             measured_ns = min(plain_read_ns(daemon.model) for _ in range(3))
@@ -122,12 +122,12 @@ def test_the_decisive_experiment(binary: Path, tmp_path: Path) -> None:  # noqa:
 
 
 def test_plain_reads_with_enough_readahead_reach_the_link(
-    binary: Path,  # noqa: F811
+    fuse_binary: Path,
     tmp_path: Path,
 ) -> None:
     size_bytes, rate = 4 * SIZE_BYTES, 50_000_000
     scenario = replace(SCENARIOS["cold_read_short"], weights_b_bytes=size_bytes)
-    with slow_weights(binary, tmp_path / "slow", size_bytes, rate) as daemon:
+    with slow_weights(fuse_binary, tmp_path / "slow", size_bytes, rate) as daemon:
         daemon.set_readahead(4096)
         request = switched(scenario, tmp_path / "slow")
     weights, verdict = weights_of(request), request.verdict

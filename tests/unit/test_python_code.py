@@ -24,7 +24,8 @@ FROM_PRETRAINED = "transformers/modeling_utils.py:PreTrainedModel.from_pretraine
 
 def stack(*frames: str) -> Stack:
     """`module:function`, outermost first."""
-    return tuple((*frame.rsplit(":", 1), 1) for frame in frames)  # type: ignore[misc]
+    parted = (frame.rpartition(":") for frame in frames)
+    return tuple((module, function, 1) for module, _, function in parted)
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,9 @@ def test_without_a_file_or_its_bytes_there_is_no_verdict() -> None:
 
 
 def test_storage_is_acquitted() -> None:
-    assert acquit([use(bytes_from_storage=0)], 0, 9 * MS).kind == "cache worked"  # type: ignore[union-attr]
+    cached = acquit([use(bytes_from_storage=0)], 0, 9 * MS)
+    assert cached
+    assert cached.kind == "cache worked"
     fast = acquit([use()], 30 * MS, 900 * MS)
     assert fast
     assert fast.kind == "not storage"

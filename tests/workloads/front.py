@@ -237,7 +237,9 @@ class Front:
         listener = wire.listen(
             self._config.host, self._config.port, kernel_stamps=self._config.kernel_stamps
         )
-        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        threading.Thread(
+            target=wire.accept_each, args=(listener, self._connection), daemon=True
+        ).start()
         print(json.dumps({"listening": listener.getsockname()[1]}), flush=True)
         while os.read(0, 4096):  # ends with whoever started this server
             pass
@@ -247,21 +249,8 @@ class Front:
         self._board.stop()
         os._exit(0)
 
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            connection, _ = listener.accept()
-            threading.Thread(target=self._connection, args=(connection,), daemon=True).start()
-
     def _connection(self, connection: socket.socket) -> None:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        reader = wire.Reader(connection, kernel_stamps=self._config.kernel_stamps)
-        try:
-            while (request := reader.read_message()) is not None:
-                self._answer(connection, request)
-        except (OSError, wire.WireError):
-            pass
-        finally:
-            connection.close()
+        wire.answer_each(connection, self._answer, kernel_stamps=self._config.kernel_stamps)
 
     def _answer(self, connection: socket.socket, request: wire.Message) -> None:
         if request.path == "/v1/chat/completions" and request.method == "POST":

@@ -105,11 +105,11 @@ class Runner:
         listener = wire.listen(host, port, kernel_stamps=self._kernel_stamps)
         print(json.dumps({"listening": port or listener.getsockname()[1]}), flush=True)
         if self._routed:
-            _thread(self._accept, listener)
+            _thread(wire.accept_each, listener, self._connection)
         engine = self._start()
         self._become_ready()
         if not self._routed:
-            _thread(self._accept, listener)
+            _thread(wire.accept_each, listener, self._connection)
         self._serve_slots(engine)
         listener.close()
         self._tear_down(engine)
@@ -206,26 +206,9 @@ class Runner:
         # Idle keep-alive connections have threads of their own; nothing they hold needs saving.
         os._exit(0)
 
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            _thread(self._connection, connection)
-
     def _connection(self, connection: socket.socket) -> None:
-        if connection.family == socket.AF_INET:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(REQUEST_TIMEOUT_S)
-        reader = wire.Reader(connection, kernel_stamps=self._kernel_stamps)
-        try:
-            while (request := reader.read_message()) is not None:
-                self._answer(connection, request)
-        except (OSError, wire.WireError):
-            pass
-        finally:
-            connection.close()
+        wire.answer_each(connection, self._answer, kernel_stamps=self._kernel_stamps)
 
     def _answer(self, connection: socket.socket, request: wire.Message) -> None:
         if request.path in ("/v1/chat/completions", "/completion") and request.method == "POST":

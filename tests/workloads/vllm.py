@@ -95,7 +95,9 @@ class ApiServer:
             ready_ns=now_ns(),
             **self._core.started,
         )
-        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        threading.Thread(
+            target=wire.accept_each, args=(listener, self._connection), daemon=True
+        ).start()
         while os.read(0, 4096):
             pass
         self._leave()
@@ -105,21 +107,8 @@ class ApiServer:
         self._core.process.wait()
         os._exit(0)
 
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            connection, _ = listener.accept()
-            threading.Thread(target=self._connection, args=(connection,), daemon=True).start()
-
     def _connection(self, connection: socket.socket) -> None:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        reader = wire.Reader(connection)
-        try:
-            while (request := reader.read_message()) is not None:
-                self._answer(connection, request)
-        except (OSError, wire.WireError):
-            pass
-        finally:
-            connection.close()
+        wire.answer_each(connection, self._answer)
 
     def _answer(self, connection: socket.socket, request: wire.Message) -> None:
         if request.path == "/v1/chat/completions":

@@ -6,7 +6,9 @@ import json
 import select
 import socket
 import struct
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,6 +123,35 @@ class Reader:
         if not data:
             raise WireError("closed in the middle of a message")
         self._buffer += data
+
+
+def accept_each(listener: socket.socket, handle: Callable[[socket.socket], None]) -> None:
+    """A thread for each connection, until the listener is closed."""
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        threading.Thread(target=handle, args=(connection,), daemon=True).start()
+
+
+def answer_each(
+    connection: socket.socket,
+    answer: Callable[[socket.socket, Message], None],
+    *,
+    kernel_stamps: bool = False,
+) -> None:
+    """Every request of a connection, until either side has enough; closes it."""
+    if connection.family == socket.AF_INET:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    reader = Reader(connection, kernel_stamps=kernel_stamps)
+    try:
+        while (request := reader.read_message()) is not None:
+            answer(connection, request)
+    except (OSError, WireError):
+        pass
+    finally:
+        connection.close()
 
 
 def wait_readable(sock: socket.socket) -> None:

@@ -41,7 +41,8 @@ class _Lazy(click.Group):
         module = _COMMANDS.get(cmd_name)
         if module is None:
             return None
-        _import_numpy()
+        if cmd_name == "record":
+            _import_numpy()
         command: click.Command = importlib.import_module(module).command
         return command
 

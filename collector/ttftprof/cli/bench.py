@@ -66,14 +66,7 @@ Examples:
     metavar="DIR",
     help="Run nothing: print what this experiment shows.",
 )
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="json: the schema ttftprof.experiment/1.",
-)
+@output.format_option("json: the schema ttftprof.experiment/1.")
 @click.option(
     "--html",
     "page",

@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from ttftprof.cli import output
 from ttftprof.doctor import DEGRADED, MISSING, OK, Check, Diagnosis, examine
 from ttftprof.errors import Unsupported
 
@@ -21,9 +22,7 @@ _STYLES = {OK: "green", DEGRADED: "yellow", MISSING: "red"}
 
 
 @click.command("doctor")
-@click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
-)
+@output.format_option()
 @click.option(
     "--cost",
     is_flag=True,

@@ -9,15 +9,16 @@ import codecs
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO, TypeVar
 
 import click
 
 from ttftprof.errors import OutputError, UsageError
 
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 _MIN_WIDTH, _MAX_WIDTH, _PIPED_WIDTH = 60, 200, 100
 
 WIDTH = click.option(
@@ -26,6 +27,7 @@ WIDTH = click.option(
     metavar="COLUMNS",
     help="At least 60 (default: the terminal's, 100 into a pipe).",
 )
+
 COLOR = click.option(
     "--color",
     type=click.Choice(["auto", "always", "never"]),
@@ -33,6 +35,18 @@ COLOR = click.option(
     show_default=True,
     help="auto: only on a terminal, and not if NO_COLOR is set.",
 )
+
+
+def format_option(help_text: str = "", *more: str) -> Callable[[_Command], _Command]:
+    """`--format text|json` and `more`, as the parameter `form`."""
+    return click.option(
+        "--format",
+        "form",
+        type=click.Choice(["text", *more, "json"]),
+        default="text",
+        show_default=True,
+        help=help_text or None,
+    )
 
 
 def checked_width(width: int | None) -> None:

@@ -40,14 +40,9 @@ a stretch that nothing saw, and lines that begin with "!" name what the recordin
     required=True,
     type=click.Path(path_type=Path),
 )
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="json: the schema ttftprof.report/1, one object; several files give JSON Lines, one "
-    "object a line.",
+@output.format_option(
+    "json: the schema ttftprof.report/1, one object; several files give JSON Lines, one object a "
+    "line."
 )
 @click.option(
     "--html",

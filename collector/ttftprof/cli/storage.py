@@ -11,6 +11,7 @@ from dataclasses import replace
 import click
 
 from ttftprof.ceilings import ALIGN, Interrupted, Limits, Session, signals_raise
+from ttftprof.cli import output
 from ttftprof.clock import NS_PER_S, now_ns
 from ttftprof.errors import NotPermitted, TtftprofError, Unsupported, UsageError
 from ttftprof.reports import storage as report
@@ -80,9 +81,7 @@ def _read_aheads(_ctx: click.Context, _parameter: click.Parameter, value: str) -
     "--evict", is_flag=True, help="Measure cached parts too: they are dropped for it and read back."
 )
 @click.option("--force", is_flag=True, help="Measure on ZFS too, whose cache cannot be put back.")
-@click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
-)
+@output.format_option()
 @click.option("-q", "--quiet", is_flag=True, help="No progress line.")
 def command(
     paths: tuple[str, ...],

@@ -36,14 +36,7 @@ Examples:
     metavar="NAMES",
     help=f"What requests of one row have in common, of: {', '.join(_GROUPINGS)}.",
 )
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "csv", "json"]),
-    default="text",
-    show_default=True,
-    help="csv and json (an object a line) give every request instead.",
-)
+@output.format_option("csv and json (an object a line) give every request instead.", "csv")
 @click.option(
     "--parquet",
     type=click.Path(dir_okay=False, path_type=Path),

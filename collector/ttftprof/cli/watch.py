@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import signal
 import sys
 import time
@@ -53,13 +52,8 @@ Examples:
 
 @click.command("watch", epilog=_EPILOG)
 @target_options
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="json: one object a request and line, the request as in `report --format json`.",
+@output.format_option(
+    "json: one object a request and line, the request as in `report --format json`."
 )
 @click.option(
     "--prometheus",
@@ -266,7 +260,7 @@ class JsonLines:
             "kept": str(ended.kept) if ended.kept else None,
             "request": json_report.request_as_json(ended.request),
         }
-        self._out.write(json.dumps(document, allow_nan=False, separators=(",", ":")) + "\n")
+        json_report.write_line(document, self._out)
         self._out.flush()
 
     def say(self, text: str) -> None:

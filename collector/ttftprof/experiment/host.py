@@ -5,7 +5,6 @@ Guarantee: both end when the experiment does, however it ends.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import signal
 import subprocess
@@ -13,21 +12,16 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ttftprof.caller import sudo_caller
 from ttftprof.errors import TargetError
+from ttftprof.parent import end_with_parent
 
 _ARM_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 30.0
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-def _end_with_us() -> None:
-    """Runs in the child: SIGTERM when the process that started it is gone."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 class Keeper:
@@ -111,7 +105,8 @@ class RunRecorder:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.PIPE,
-                preexec_fn=_end_with_us,  # noqa: PLW1509 - this process has one thread
+                # It finishes its recording. This process has one thread.
+                preexec_fn=partial(end_with_parent, signal.SIGTERM),  # noqa: PLW1509
             )
 
     def wait_armed(self) -> bool:

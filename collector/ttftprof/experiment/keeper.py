@@ -11,7 +11,6 @@ server. One JSON object a line goes in, one comes out for each.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -20,9 +19,9 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from ttftprof.parent import end_with_parent
+
 GRACE_S = 15.0
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def _stop(process: subprocess.Popen[bytes] | None) -> None:
@@ -35,11 +34,6 @@ def _stop(process: subprocess.Popen[bytes] | None) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _end_with_us() -> None:
-    """Runs in the child: SIGKILL when this process is gone."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _start(order: dict[str, Any]) -> subprocess.Popen[bytes]:
@@ -57,7 +51,7 @@ def _start(order: dict[str, Any]) -> subprocess.Popen[bytes]:
             user=uid,
             group=gid,
             extra_groups=groups,
-            preexec_fn=_end_with_us,  # noqa: PLW1509 - this process has one thread
+            preexec_fn=end_with_parent,  # noqa: PLW1509 - this process has one thread
         )
     finally:
         os.close(log)

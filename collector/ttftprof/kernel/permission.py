@@ -27,11 +27,20 @@ _COVERED_BY_SYS_ADMIN = {"CAP_PERFMON", "CAP_BPF"}
 _WHOLE_MACHINE = ["0", "0", "4294967295"]  # uid_map of the first user namespace
 
 
+def effective_bits(status: str) -> int:
+    """The effective set of a /proc/PID/status, a bit a capability."""
+    found = re.search(r"^CapEff:\s*([0-9a-fA-F]+)", status, re.MULTILINE)
+    return int(found[1], 16) if found else 0
+
+
+def names_of(bits: int) -> set[str]:
+    """Those of `CAPABILITIES` that are in a set."""
+    return {name for name, bit in CAPABILITIES.items() if bits >> bit & 1}
+
+
 def effective_capabilities(status: str) -> set[str]:
     """Those of `CAPABILITIES` that a /proc/PID/status shows as effective."""
-    found = re.search(r"^CapEff:\s*([0-9a-fA-F]+)", status, re.MULTILINE)
-    bits = int(found[1], 16) if found else 0
-    held = {name for name, bit in CAPABILITIES.items() if bits >> bit & 1}
+    held = names_of(effective_bits(status))
     return held | _COVERED_BY_SYS_ADMIN if "CAP_SYS_ADMIN" in held else held
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ttftprof.caller import become, sudo_caller
-from ttftprof.kernel.permission import CAPABILITIES
+from ttftprof.kernel.permission import CAPABILITIES, effective_bits, names_of
 
 KEPT = ("CAP_BPF", "CAP_PERFMON", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH")
 # What children need that look at the target (py-spy)
@@ -78,15 +78,11 @@ def keep_only(name: str) -> None:
 
 def held() -> set[str]:
     """The names, of those in `CAPABILITIES`, of what this thread may use."""
-    bits = _held()
-    return {name for name, number in CAPABILITIES.items() if bits & 1 << number}
+    return names_of(_held())
 
 
 def _held() -> int:
-    for line in Path("/proc/thread-self/status").read_text().splitlines():
-        if line.startswith("CapEff:"):
-            return int(line.split()[1], 16)
-    return 0
+    return effective_bits(Path("/proc/thread-self/status").read_text())
 
 
 def _may_write(folder: Path, uid: int, gid: int) -> bool:

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from ttftprof.activities import process_activities
-from ttftprof.events import Kind, MmapFlag, Records
+from ttftprof.events import Kind, MmapFlag, Records, duration_end
 from ttftprof.model import Evidence
 from ttftprof.phases.edges import INFERRED, OBSERVED, Edge
 from ttftprof.phases.holders import files_used, on_files, weights_of
@@ -275,7 +275,7 @@ def _last_touch(
     for records in (reads, maps):
         late = records[records["start_ns"] >= after_ns]
         if len(late):
-            ends.append(int((late["start_ns"] + late["duration_ns"]).max()))
+            ends.append(int(duration_end(late).max()))
     if len(maps) or not len(reads):
         ends += [_last_growth_ns(file.rows, after_ns, before_ns) for file in shards]
     return Edge(

@@ -5,9 +5,7 @@ One object on one line, pure ASCII; times in nanoseconds; what is not known is n
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
-from importlib import resources
 from typing import Any, TextIO
 
 from ttftprof import __version__
@@ -15,20 +13,18 @@ from ttftprof.experiment.evaluate import Experiment
 from ttftprof.experiment.replay import Outcome
 from ttftprof.experiment.verdict import Compared, Condition, Contrast, Run, why_not_counted
 from ttftprof.reports import experiment_words
-from ttftprof.reports.json import clean
+from ttftprof.reports.json import clean, load_schema, write_line
 
 SCHEMA_NAME = "ttftprof.experiment/1"
 
 
 def write(experiment: Experiment, out: TextIO) -> None:
-    out.write(json.dumps(as_json(experiment), allow_nan=False, separators=(",", ":")) + "\n")
+    write_line(as_json(experiment), out)
 
 
 def schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) that every output of `write` satisfies."""
-    text = resources.files("ttftprof.reports").joinpath("experiment.schema.json").read_text("utf-8")
-    loaded: dict[str, Any] = json.loads(text)
-    return loaded
+    return load_schema("experiment")
 
 
 def as_json(experiment: Experiment) -> dict[str, Any]:

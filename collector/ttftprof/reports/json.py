@@ -23,13 +23,23 @@ SCHEMA_NAME = "ttftprof.report/1"
 
 def write(report: Report, out: TextIO) -> None:
     """Writes the report as one line; lines of several reports together are JSON Lines."""
-    out.write(json.dumps(as_json(report), allow_nan=False, separators=(",", ":")) + "\n")
+    write_line(as_json(report), out)
 
 
 def schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) that every output of `write` satisfies."""
-    text = resources.files("ttftprof.reports").joinpath("report.schema.json").read_text("utf-8")
-    loaded: dict[str, Any] = json.loads(text)
+    return load_schema("report")
+
+
+def write_line(document: Mapping[str, Any], out: TextIO) -> None:
+    """A document of ours on one line of pure ASCII; a NaN in it is a defect, not an output."""
+    out.write(json.dumps(document, allow_nan=False, separators=(",", ":")) + "\n")
+
+
+def load_schema(name: str) -> dict[str, Any]:
+    """The JSON Schema that is shipped as `NAME.schema.json`."""
+    shipped = resources.files("ttftprof.reports").joinpath(f"{name}.schema.json")
+    loaded: dict[str, Any] = json.loads(shipped.read_text("utf-8"))
     return loaded
 
 

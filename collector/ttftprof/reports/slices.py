@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ttftprof.activities import ACTIVITY_OF_WAIT
-from ttftprof.events import Kind, Records, Wait
+from ttftprof.events import Kind, Records, Wait, duration_end
 from ttftprof.model import Phase, ProcessTrack, Report, Request, Series
 from ttftprof.reports import html_data, words
 from ttftprof.reports.safe import plain
@@ -205,7 +205,7 @@ def _asked(timeline: Timeline) -> Records:
     for events, shift in parts:
         own = found[at : at + len(events)]
         own["start_ns"], own["ino"] = events["start_ns"], events["ino"]
-        own["end_ns"] = events["start_ns"] + events["duration_ns"]
+        own["end_ns"] = duration_end(events)
         own["bytes"] = events["a"] >> np.uint64(shift)
         at += len(events)
     ordered: Records = found[np.lexsort((found["end_ns"], found["start_ns"]))]

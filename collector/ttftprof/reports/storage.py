@@ -6,10 +6,8 @@ The schema lies beside this file.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any, TextIO
 
 from rich.cells import cell_len
@@ -22,6 +20,7 @@ from ttftprof import __version__
 from ttftprof.ceilings import Measured, describe
 from ttftprof.model import Action
 from ttftprof.reports import scale
+from ttftprof.reports.json import load_schema, write_line
 from ttftprof.reports.safe import clip, clip_path, plain
 from ttftprof.reports.tables import Column, banded
 from ttftprof.reports.terminal import Page
@@ -220,9 +219,7 @@ def _gain(action: Action) -> str:
 
 def schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) that every output of `write_json` satisfies."""
-    text = resources.files("ttftprof.reports").joinpath("storage.schema.json").read_text("utf-8")
-    loaded: dict[str, Any] = json.loads(text)
-    return loaded
+    return load_schema("storage")
 
 
 def write_json(reports: Sequence[PathReport], out: TextIO) -> None:
@@ -232,8 +229,7 @@ def write_json(reports: Sequence[PathReport], out: TextIO) -> None:
         "tool": {"name": "ttftprof", "version": __version__},
         "paths": [as_json(report) for report in reports],
     }
-    json.dump(document, out, allow_nan=False, separators=(",", ":"))
-    out.write("\n")
+    write_line(document, out)
 
 
 def as_json(report: PathReport) -> dict[str, Any]:
