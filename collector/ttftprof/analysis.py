@@ -31,6 +31,7 @@ from ttftprof.model import (
     Series,
     SourceState,
     Verdict,
+    first_weights,
 )
 from ttftprof.phases import Served, Started
 from ttftprof.recording import Reader
@@ -140,7 +141,7 @@ def _request(
     end_ns = parts[-1].end_ns if parts else front.start_ns
     members = {served.server}
     files = storage.files_of(timeline, start, members, front.start_ns, end_ns, parts)
-    weights = next((f for f in files if f.is_weights), None)
+    weights = first_weights(files)
     request = Request(
         id=identity,
         engine=_engine(timeline, served),
@@ -198,6 +199,7 @@ def _start(timeline: Timeline, started: Started, identity: str) -> Request:
     parts = gpu_parts.with_parts(timeline, parts, critical, activities)
     parts = gpu.with_eviction(timeline, parts)
     files = storage.files_of(timeline, started.start, {process.tgid}, begin_ns, end_ns, parts)
+    weights_used = first_weights(files)
     return Request(
         id=identity,
         engine=process.facts.get("engine"),
@@ -209,7 +211,7 @@ def _start(timeline: Timeline, started: Started, identity: str) -> Request:
         first_token_ns=None,
         end_ns=end_ns,
         switched=True,
-        residency_before=next((f.residency_before for f in files if f.is_weights), None),
+        residency_before=weights_used.residency_before if weights_used else None,
         prompt_tokens=None,
         cached_tokens=None,
         phases=parts,

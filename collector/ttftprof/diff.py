@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from ttftprof import diagnosis
-from ttftprof.model import ACTIVITIES, PHASES, FileUse, MountUse, ProcessTrack, Report, Request
+from ttftprof.model import (
+    ACTIVITIES,
+    PHASES,
+    FileUse,
+    MountUse,
+    ProcessTrack,
+    Report,
+    Request,
+    first_weights,
+)
 
 Cells = Mapping[str, Mapping[str, int]]
 _CONTEXT_OPTIONS = ("--ctx-size", "-c", "--max-model-len", "--context-length", "--num-ctx")
@@ -129,7 +138,7 @@ def _of_request(request: Request) -> Iterator[tuple[str, str]]:
 
 
 def _of_storage(request: Request) -> Iterator[tuple[str, str]]:
-    weights = next((f for f in request.files if f.is_weights), None)
+    weights = first_weights(request.files)
     if weights is None:
         return
     yield from _of_weights(weights)

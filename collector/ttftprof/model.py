@@ -6,7 +6,7 @@ Times are CLOCK_MONOTONIC nanoseconds; a fact that is not known is None, never 0
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -207,6 +207,16 @@ class FileUse:
     read_by_others_bytes: int | None = None
     rates: tuple[tuple[int, float], ...] = ()
     path_model: PathModel | None = None
+
+
+def first_weights(files: Sequence[FileUse]) -> FileUse | None:
+    """The first file of weights: as `storage.files_of` orders them, the one most was read of."""
+    return next((file for file in files if file.is_weights), None)
+
+
+def file_of_load(files: Sequence[FileUse]) -> FileUse | None:
+    """The file that a load is about: weights, else the one that most came of."""
+    return first_weights(files) or (files[0] if files else None)
 
 
 @dataclass(frozen=True, slots=True)

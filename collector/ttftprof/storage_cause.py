@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ttftprof.model import Action, FileUse, MemoryUse, MountUse, PathModel
+from ttftprof.model import Action, FileUse, MemoryUse, MountUse, PathModel, file_of_load
 from ttftprof.reports import scale
 
 BETTER = 1.25  # the least gain worth advice
@@ -77,11 +77,6 @@ class _Load:
         return max(min(self.waited_ns, round(self.spent_ns - then_ns)), 0)
 
 
-def weights_of(files: Sequence[FileUse]) -> FileUse | None:
-    """The file that a load is about: the weights, else the one that most came of."""
-    return next((f for f in files if f.is_weights), files[0] if files else None)
-
-
 def convict(
     files: Sequence[FileUse],
     mounts: Sequence[MountUse],
@@ -102,7 +97,7 @@ def convict(
 def acquit(files: Sequence[FileUse], waited_ns: int, whole_ns: int) -> StorageCause | None:
     """Why storage is not to blame, where something else is; `waited_ns` of `whole_ns` was spent
     waiting for it. None where that is not known, or it took too large a part."""
-    weights = weights_of(files)
+    weights = file_of_load(files)
     if weights is None or not weights.is_weights or not whole_ns:
         return None
     if weights.bytes_from_storage is None:
@@ -132,7 +127,7 @@ def _load(
     memory: MemoryUse | None,
     waited_ns: int,
 ) -> _Load | None:
-    weights = weights_of(files)
+    weights = file_of_load(files)
     if weights is None or not weights.bytes_from_storage:
         return None
     shards = [f for f in files if f.is_weights] or [weights]

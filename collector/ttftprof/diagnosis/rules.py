@@ -20,6 +20,7 @@ from ttftprof.model import (
     MountUse,
     Phase,
     PythonTime,
+    file_of_load,
 )
 
 
@@ -64,8 +65,7 @@ class Blamed:
     @property
     def weights(self) -> FileUse | None:
         """The file of weights, else the first file at all."""
-        files = self.facts.files
-        return next((f for f in files if f.is_weights), files[0] if files else None)
+        return file_of_load(self.facts.files)
 
 
 @dataclass(frozen=True, slots=True)

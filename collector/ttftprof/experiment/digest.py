@@ -8,7 +8,7 @@ from typing import Any
 
 from ttftprof import __version__
 from ttftprof.analysis import analyse
-from ttftprof.model import Report, Request
+from ttftprof.model import Report, Request, first_weights
 from ttftprof.reports.words import warnings
 
 _NEAR_NS = 250_000_000  # a request may have lain in the backlog: its start is not the client's
@@ -36,7 +36,7 @@ def digest(path: Path, sent_ns: Sequence[int], began_ns: int | None = None) -> d
     if began_ns is not None:
         phases = _since_restart(start, middle, began_ns)
     files = [*middle.files, *(start.files if start is not None else ())]
-    weights = next((f for f in files if f.is_weights), None)
+    weights = first_weights(files)
     begin_ns = began_ns if began_ns is not None else middle.start_ns
     end_ns = middle.first_token_ns or middle.start_ns
     return result | {

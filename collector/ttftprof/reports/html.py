@@ -232,7 +232,7 @@ def _subject(index: int, subject: Request) -> dict[str, Any]:
         "phases": [_phase_row(p, subject) for p in subject.phases],
         "table": _table(subject),
         "python": _python(subject),
-        "files": [_file(f, moves) for f in _ordered(subject.files)[:_FILES]],
+        "files": [_file(f, moves) for f in words.by_importance(subject.files)[:_FILES]],
         "file_moves": [title.replace("\n", " ") for title, _ in moves],
         "files_left": max(len(subject.files) - _FILES, 0),
         "mounts": [_mount(m) for m in subject.mounts],
@@ -316,10 +316,6 @@ def _table(subject: Request) -> dict[str, Any] | None:
     totals = [scale.milliseconds(sum(column)) for column in zip(*shown, strict=True)]
     whole = sum(map(sum, shown))
     return {"columns": columns, "rows": rows, "totals": totals, "whole": scale.milliseconds(whole)}
-
-
-def _ordered(files: Sequence[FileUse]) -> list[FileUse]:
-    return sorted(files, key=lambda f: (not f.is_weights, -(f.bytes_from_storage or 0)))
 
 
 def _file(file: FileUse, moves: Sequence[tuple[str, str]]) -> dict[str, Any]:

@@ -289,7 +289,7 @@ def _print_files(page: Page, used: Sequence[FileUse], everything: bool) -> None:
     """Weights first, then by what was read; the tail is summed up."""
     if not used:
         return
-    ordered = sorted(used, key=lambda f: (not f.is_weights, -(f.bytes_from_storage or 0)))
+    ordered = words.by_importance(used)
     shown = ordered if everything else ordered[:_FILE_ROWS]
     page.gap()
     page.add(*tables.files(shown, page.width))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
-from ttftprof.model import Report, Request, Verdict
+from ttftprof.model import FileUse, Report, Request, Verdict
 from ttftprof.reports import scale
 
 # What the analysis cannot know once events of a kind were lost (see events.LOST).
@@ -38,6 +38,11 @@ def told(report: Report, everything: bool = True) -> list[Request]:
 
 def refused(request: Request) -> bool:
     return request.outcome == "error" and request.first_token_ns is None
+
+
+def by_importance(files: Sequence[FileUse]) -> list[FileUse]:
+    """Weights first, then by what was read from storage."""
+    return sorted(files, key=lambda f: (not f.is_weights, -(f.bytes_from_storage or 0)))
 
 
 def is_start(request: Request) -> bool:
