@@ -287,6 +287,8 @@ LOST = (
     "counters of ended threads",
     "io_uring reads not followed",
 )
+# Counted by the kernel for each program (see `kernel.libbpf.ProgramCounts`), whoever ran it.
+SKIPPED_RUNS = "probe runs skipped"
 
 
 def dev_numbers(dev: int) -> tuple[int, int]:

@@ -66,7 +66,7 @@ def _mean(runs: int, ns: int) -> float | None:
 
 def _counted(session: ProbeSession, is_target: bool) -> dict[str, tuple[int, int]]:
     """(runs, ns) of every program while the small program ran."""
-    before = session.program_costs()
+    before = session.program_counts()
     statistics = libbpf.enable_stats()
     try:
         with _held_child() as (pid, go):
@@ -76,9 +76,10 @@ def _counted(session: ProbeSession, is_target: bool) -> dict[str, tuple[int, int
         time.sleep(_GRACE_S)
     finally:
         os.close(statistics)
-    after = session.program_costs()
+    after = session.program_counts()
     return {
-        name: (runs - before[name][0], ns - before[name][1]) for name, (runs, ns) in after.items()
+        name: (own.runs - before[name].runs, own.run_ns - before[name].run_ns)
+        for name, own in after.items()
     }
 
 

@@ -32,6 +32,7 @@ from ttftprof.events import (
     EVENT,
     FILE_ROW,
     LOST,
+    SKIPPED_RUNS,
     THREAD_ROW,
     CacheFlag,
     Kind,
@@ -725,8 +726,7 @@ class Recorder:
             for seen in self.unfinished():
                 self.writer.add_fact("exchange", seen.exchange.start_ns, seen.as_fact())
             self.write_states()
-            costs = self.session.program_costs()
-            self.writer.set_meta("probe_costs", {n: list(c) for n, c in costs.items()})
+            self._write_program_counts()
             self.writer.set_meta("own", self._own_cost())
             self.writer.set_meta("end_ns", now_ns())
             self.writer.set_meta("ended_because", why)
@@ -737,6 +737,12 @@ class Recorder:
             signal.set_wakeup_fd(-1)
             self._wake_r.close()
             self._wake_w.close()
+
+    def _write_program_counts(self) -> None:
+        counts = self.session.program_counts()
+        costs = {name: [own.runs, own.run_ns] for name, own in counts.items()}
+        self.writer.set_meta("probe_costs", costs)
+        self.writer.set_lost(SKIPPED_RUNS, sum(own.skipped for own in counts.values()))
 
     def write_states(self) -> None:
         """How the sources stand and what was lost, as of now."""

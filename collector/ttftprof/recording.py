@@ -572,10 +572,16 @@ class Reader:
 
     @property
     def meta(self) -> dict[str, Any]:
+        """What was noted once. A file without the log it was written with says so as its end."""
         try:
-            return {str(k): json.loads(v) for k, v in self._rows("SELECT key, value FROM meta")}
+            noted = {str(k): json.loads(v) for k, v in self._rows("SELECT key, value FROM meta")}
         except _MALFORMED as error:
             raise self._damaged(error) from error
+        if _lacks_log(self.path):
+            noted["ended_because"] = (
+                f"cut off, and its log, {self.path.name}-wal, is not beside it: copy that, too"
+            )
+        return noted
 
     @property
     def complete(self) -> bool:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,33 @@ def test_where_the_caller_may_not_write_root_stays_without_its_powers(tmp_path: 
     assert int(seen["child"]["CapEff:"], 16) == bounding
 
 
+def test_under_sudo_it_still_ends_with_the_program_that_started_it(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    waiting = (
+        "import signal, sys, time; from pathlib import Path;"
+        "from ttftprof.kernel.privilege import drop; from ttftprof.parent import end_with_parent;"
+        "end_with_parent(signal.SIGTERM); drop(Path(sys.argv[1])); print('left', flush=True);"
+        "time.sleep(60)"
+    )
+    parent = (
+        "import subprocess, sys;"
+        f"child = subprocess.Popen([sys.executable, '-c', {waiting!r}, sys.argv[1]],"
+        " stdout=subprocess.PIPE, stderr=subprocess.DEVNULL);"
+        "print(child.pid, child.stdout.readline().decode())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", parent, tmp_path],
+        env={**os.environ, "SUDO_UID": str(NOBODY), "SUDO_GID": str(NOBODY)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    pid, word = done.stdout.split()
+    assert word == "left"
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(int(pid)).wait(10)
+
+
 @pytest.mark.parametrize("uid", ["", "0", "-1", "root"])
 def test_without_a_caller_root_keeps_its_name(tmp_path: Path, uid: str) -> None:
     seen = dropped(tmp_path, SUDO_UID=uid, SUDO_GID="0")
@@ -100,6 +128,14 @@ def statuses(pid: int) -> list[dict[str, str]]:
     return found
 
 
+def statuses_without_root(pid: int) -> list[dict[str, str]]:
+    """Those of a recorder that is just ready: what it gives up, it does right after."""
+    end = time.monotonic() + 10
+    while (found := statuses(pid))[0]["Uid"].startswith("0") and time.monotonic() < end:
+        time.sleep(0.01)
+    return found
+
+
 def test_a_recorder_is_root_no_more(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,7 +148,7 @@ def test_a_recorder_is_root_no_more(
     monkeypatch.setenv("SUDO_GID", str(NOBODY))
     with started("idle", model) as program:
         seen = start_recording(tmp_path / "a.ttft", "--pid", str(program.pid))
-        threads = statuses(seen.process.pid)
+        threads = statuses_without_root(seen.process.pid)
         (helper,) = psutil.Process(seen.process.pid).children()
         (helped,) = statuses(helper.pid)
         time.sleep(2.5)

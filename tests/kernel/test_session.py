@@ -66,10 +66,25 @@ def test_a_kernel_before_5_18_gets_the_switch_hook_of_its_form(
     probes = loaded(ProbeSession(Settings()))
     try:
         assert probes.states["offcpu"].state == "ok"
-        switches = [name for name in probes.program_costs() if name.startswith("offcpu__")]
+        switches = [name for name in probes.program_counts() if name.startswith("offcpu__")]
         assert switches == ["offcpu__switch_before_5_18"]
     finally:
         probes.close()
+
+
+def test_runs_that_the_kernel_skipped_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    probes = loaded(ProbeSession(Settings()))
+    real = Path.read_text
+
+    def told(path: Path) -> str:
+        return real(path).replace("recursion_misses:\t0", "recursion_misses:\t23")
+
+    try:
+        monkeypatch.setattr(Path, "read_text", told)
+        counts = probes.program_counts()
+    finally:
+        probes.close()
+    assert {own.skipped for own in counts.values()} == {23}
 
 
 def test_without_forks_nothing_can_be_followed(monkeypatch: pytest.MonkeyPatch) -> None:

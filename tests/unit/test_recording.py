@@ -359,6 +359,8 @@ def test_a_recording_without_its_log_holds_what_was_folded(
     contents = read_all(alone)
     assert np.array_equal(contents["events"], records(7))
     assert not contents["complete"]
+    assert "its log, a.ttft-wal, is not beside it" in contents["meta"]["ended_because"]
+    assert "ended_because" not in read_all(path)["meta"]
 
 
 def test_what_is_known_when_recording_begins_is_folded_at_once(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import errno
 import os
 import platform
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 from ttftprof.errors import Unsupported
 
@@ -216,14 +216,24 @@ def enable_stats() -> int:
     return fd
 
 
-def program_cost(fd: int) -> tuple[int, int]:
-    """(runs, ns) the kernel counted for a program while statistics were on."""
-    fields = dict(
-        line.split(":\t", 1)
-        for line in Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines()
-        if ":\t" in line
-    )
-    return int(fields.get("run_cnt", 0)), int(fields.get("run_time_ns", 0))
+@dataclass(frozen=True, slots=True)
+class ProgramCounts:
+    """What the kernel counted for a program: `runs` and `run_ns` while statistics were on.
+
+    `skipped`: since it was loaded, how often it was due while it ran on that CPU already, for
+    instance in an interrupt. The kernel then leaves the second run out (counted since 5.12).
+    """
+
+    runs: int
+    run_ns: int
+    skipped: int
+
+
+def program_counts(fdinfo: str) -> ProgramCounts:
+    """From the text of /proc/self/fdinfo/FD of a program."""
+    fields = dict(line.split(":\t", 1) for line in fdinfo.splitlines() if ":\t" in line)
+    names = ("run_cnt", "run_time_ns", "recursion_misses")
+    return ProgramCounts(*(int(fields.get(name, 0)) for name in names))
 
 
 class _UprobeMultiAttr(c.Structure):

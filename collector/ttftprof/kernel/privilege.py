@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ttftprof.caller import become, sudo_caller
 from ttftprof.kernel.permission import CAPABILITIES, effective_bits, names_of
+from ttftprof.parent import still_ending_with_parent
 
 KEPT = ("CAP_BPF", "CAP_PERFMON", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH")
 # What children need that look at the target (py-spy)
@@ -61,7 +62,8 @@ def drop(folder: Path, ends_command: bool = False) -> None:
     _check(_libc.prctl(_SET_KEEPCAPS, 1, 0, 0, 0))
     _bound(held_bits)
     if caller is not None:
-        become(caller)
+        with still_ending_with_parent():
+            become(caller)
     _set(held_bits, inherited)
     for number in _numbers(inherited):
         _check(_libc.prctl(_CAP_AMBIENT, _AMBIENT_RAISE, number, 0, 0))

@@ -558,14 +558,15 @@ class ProbeSession:
         records["b"] = waiting["offset"]
         return records
 
-    def program_costs(self) -> dict[str, tuple[int, int]]:
-        """(runs, ns) of every program, as counted while kernel statistics were on."""
-        programs = self._loaded.programs
-        return {
-            name: libbpf.program_cost(library().bpf_program__fd(program))
-            for name, program in programs.items()
-            if self._loaded.is_loaded(name) and name not in _ITERATORS
-        }
+    def program_counts(self) -> dict[str, libbpf.ProgramCounts]:
+        """What the kernel counted for every program but those that walk over what exists."""
+        found = {}
+        for name, program in self._loaded.programs.items():
+            if self._loaded.is_loaded(name) and name not in _ITERATORS:
+                fd = library().bpf_program__fd(program)
+                fdinfo = Path(f"/proc/self/fdinfo/{fd}").read_text()
+                found[name] = libbpf.program_counts(fdinfo)
+        return found
 
     def close(self) -> None:
         if self._object is not None:

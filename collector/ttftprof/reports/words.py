@@ -16,6 +16,8 @@ _COST_OF_LOSS = {
     "threads not followed": "what those threads waited for is in no sum",
     "files not followed": "bytes and faults of those files are in no row",
     "block requests not followed": "request sizes and depths are incomplete",
+    "probe runs skipped": "a probe was due while it ran already, for this target or another "
+    "program: counts may be too small by as many",
 }
 _COLD, _CACHED = 0.1, 0.9
 # (title, field of `FileUse`): shown where any file has some.
