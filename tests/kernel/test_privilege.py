@@ -129,9 +129,9 @@ def statuses(pid: int) -> list[dict[str, str]]:
 
 
 def statuses_without_root(pid: int) -> list[dict[str, str]]:
-    """Those of a recorder that is just ready: what it gives up, it does right after."""
+    """Those of a recorder that is just ready: right after, it gives up one thing after another."""
     end = time.monotonic() + 10
-    while (found := statuses(pid))[0]["Uid"].startswith("0") and time.monotonic() < end:
+    while (found := statuses(pid))[0]["NoNewPrivs"] == "0" and time.monotonic() < end:
         time.sleep(0.01)
     return found
 
