@@ -218,7 +218,8 @@ def test_switches_are_sleeps_and_preemptions_as_the_kernel_counts_them(model: Pa
     assert preempted > 2 * UNSEEN
     assert counted[Wait.RUNNABLE] == pytest.approx(preempted, abs=UNSEEN)
     assert int(counted.sum()) - counted[Wait.RUNNABLE] == pytest.approx(slept, abs=UNSEEN)
-    assert counted[Wait.TIMER] == SLEEPS
+    # One that is preempted on its way to sleep, until its time is over, never sleeps.
+    assert SLEEPS - UNSEEN <= counted[Wait.TIMER] <= SLEEPS
 
 
 def switches(pid: int) -> tuple[int, int]:
