@@ -15,15 +15,17 @@ Pure. The intervals returned partition [start, end] exactly.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from ttftprof.events import CpuMode, Wait
 from ttftprof.gpu_facts import DriverSpan
-from ttftprof.model import Activity
+from ttftprof.model import ACTIVITIES, Activities
 from ttftprof.timeline import FOREVER, Ints, Timeline, Waits
+
+Codes = npt.NDArray[np.uint8]  # positions in ACTIVITIES
 
 ACTIVITY_OF_WAIT = {
     Wait.RUNNABLE: "cpu",
@@ -41,11 +43,16 @@ _COPYING = len(Wait)  # beside the waits: inside a copy to the device
 # What wins over running, most telling first.
 _COUNTED = (int(Wait.STORAGE), int(Wait.RECLAIM), _COPYING, int(Wait.DEVICE))
 _COPYING_AND_RUNNING = _COPYING + 1
-_LABELS = {
-    **{int(wait): activity for wait, activity in ACTIVITY_OF_WAIT.items()},
-    _COPYING: "transfer",
-    _COPYING_AND_RUNNING: "transfer, running",
-}
+_CODE = {activity: code for code, activity in enumerate(ACTIVITIES)}
+_CPU = _CODE["cpu"]
+_UNKNOWN = _CODE["unknown"]
+_TRANSFER = _CODE["transfer"]
+# The activity of each label; what runs is divided further.
+_CODE_OF_LABEL = np.array(
+    [*(_CODE[ACTIVITY_OF_WAIT[wait]] for wait in Wait), _TRANSFER, _TRANSFER], np.uint8
+)
+_RUNS = np.array([*(ACTIVITY_OF_WAIT[wait] == "cpu" for wait in Wait), False, True])
+_MOST_PARTS = len(ACTIVITIES)  # of one snapshot: each activity once
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,27 +64,26 @@ class _Changes:
     waiting: dict[int, Ints]
 
 
-def process_activities(timeline: Timeline, tgid: int, start_ns: int, end_ns: int) -> list[Activity]:
-    """The partition of [start_ns, end_ns] for one process; `unknown` if nothing of it is."""
+def process_activities(timeline: Timeline, tgid: int, start_ns: int, end_ns: int) -> Activities:
+    """The partition of [start_ns, end_ns) for one process; `unknown` if nothing of it is."""
     if end_ns <= start_ns:
-        return []
+        return Activities.none()
     threads = [
         w for w in timeline.waits.get(tgid, ()) if w.born_ns < end_ns and w.dead_ns > start_ns
     ]
     if not threads:
-        return [Activity("unknown", start_ns, end_ns)]
+        return _joined(np.array([start_ns]), np.array([end_ns]), np.array([_UNKNOWN], np.uint8))
     copies = [c for c in timeline.gpu.copies(tgid) if c.start_ns < end_ns and c.end_ns > start_ns]
     edges, labels = _label(threads, copies, start_ns, end_ns)
     shares = timeline.derived(_Shares, tgid)
-    pieces: list[Activity] = []
-    for begin, end, label in zip(edges[:-1].tolist(), edges[1:].tolist(), labels, strict=True):
-        if label == "cpu":
-            pieces.extend(shares.split(begin, end))
-        elif label == _LABELS[_COPYING_AND_RUNNING]:
-            pieces.extend(shares.split(begin, end, running="transfer"))
-        else:
-            pieces.append(Activity(label, begin, end))
-    return merged(pieces)
+    begin, end, label = edges[:-1], edges[1:], labels
+    runs = _RUNS[label]
+    split = shares.split(begin[runs], end[runs], label[runs] == _COPYING_AND_RUNNING)
+    starts = np.concatenate([begin[~runs], split.start_ns])
+    ends = np.concatenate([end[~runs], split.end_ns])
+    codes = np.concatenate([_CODE_OF_LABEL[label[~runs]], split.code])
+    order = np.argsort(starts, kind="stable")
+    return _joined(starts[order], ends[order], codes[order])
 
 
 def cpu_wait_ns(timeline: Timeline, tgid: int, start_ns: int, end_ns: int) -> int:
@@ -115,23 +121,32 @@ def _sums(values: Ints) -> Ints:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(values)])
 
 
-def merged(pieces: Iterable[Activity]) -> list[Activity]:
+def merged(pieces: Iterable[Activities]) -> Activities:
+    """All pieces, in their order, as one run: neighbours of the same kind are joined."""
+    parts = list(pieces)
+    if not parts:
+        return Activities.none()
+    return _joined(
+        np.concatenate([part.start_ns for part in parts]),
+        np.concatenate([part.end_ns for part in parts]),
+        np.concatenate([part.code for part in parts]),
+    )
+
+
+def _joined(start_ns: Ints, end_ns: Ints, code: Codes) -> Activities:
     """Neighbours of the same kind as one; empty ones dropped."""
-    out: list[Activity] = []
-    for piece in pieces:
-        if piece.end_ns <= piece.start_ns:
-            continue
-        if out and out[-1].activity == piece.activity and out[-1].end_ns == piece.start_ns:
-            out[-1] = Activity(piece.activity, out[-1].start_ns, piece.end_ns)
-        else:
-            out.append(piece)
-    return out
+    real = end_ns > start_ns
+    start_ns, end_ns, code = start_ns[real], end_ns[real], code[real]
+    follows = (code[1:] == code[:-1]) & (start_ns[1:] == end_ns[:-1])
+    first = np.flatnonzero(np.concatenate([[True], ~follows])) if len(code) else np.empty(0, int)
+    last = np.append(first[1:] - 1, len(code) - 1)[: len(first)]
+    return Activities(start_ns[first], end_ns[last], code[first])
 
 
 def _label(
     threads: Sequence[Waits], copies: Sequence[DriverSpan], start_ns: int, end_ns: int
-) -> tuple[Ints, list[str]]:
-    """(edges, labels): `labels[i]` holds from `edges[i]` to `edges[i + 1]`."""
+) -> tuple[Ints, Ints]:
+    """(edges, labels): `labels[i]` holds from `edges[i]` to `edges[i + 1]`; a wait, or copying."""
     changes = _changes(threads, copies, start_ns, end_ns)
     order = np.argsort(changes.ns, kind="stable")
     stamps = changes.ns[order]
@@ -147,7 +162,7 @@ def _label(
     gaps = np.flatnonzero(codes < 0)
     codes[gaps] = _next_wake_reason(threads, edges[gaps + 1])
     codes[edges[:-1] < min(t.born_ns for t in threads)] = Wait.OTHER  # nobody was there to wait
-    return edges, [_LABELS[int(code)] for code in codes]
+    return edges, codes.astype(np.int64)
 
 
 def _clip(edges: Ints, start_ns: int, end_ns: int) -> tuple[Ints, npt.NDArray[np.intp]]:
@@ -244,24 +259,54 @@ class _Shares:
             where = np.searchsorted(stamps, own["ns"].astype(np.int64))
             np.add.at(grown, where, np.where(steps < 0, 0, steps))
         self._stamps, self._grown = stamps, grown
+        self._tables: dict[int, tuple[list[float], list[int]]] = {}
 
-    def split(self, start_ns: int, end_ns: int, running: str = "cpu") -> list[Activity]:
-        """[start, end] of running time as pieces, in proportion to what its snapshots counted.
+    def split(self, start_ns: Ints, end_ns: Ints, copying: npt.NDArray[np.bool_]) -> Activities:
+        """Intervals of running time as pieces, each in proportion to what its snapshots counted.
 
-        `running`: what running is called here, where it is no fault.
+        `copying`: in which of them running is called `transfer`, where it is no fault.
         """
-        pieces: list[Activity] = []
-        at = start_ns
-        index = int(np.searchsorted(self._stamps, start_ns, side="right"))
-        while at < end_ns:
-            inside = index < len(self._stamps)
-            until = min(end_ns, int(self._stamps[index])) if inside else end_ns
-            parts = _parts_of(self._grown[index]) if inside else [("cpu", 1.0)]
-            pieces.extend(_divide(at, until, parts))
-            at, index = until, index + 1
-        if running == "cpu":
-            return pieces
-        return [replace(p, activity=running) if p.activity == "cpu" else p for p in pieces]
+        first = np.searchsorted(self._stamps, start_ns, side="right")
+        number = np.searchsorted(self._stamps, end_ns, side="left") - first + 1
+        owner = np.repeat(np.arange(len(start_ns)), number)
+        within = np.arange(len(owner)) - np.repeat(np.cumsum(number) - number, number)
+        snapshot = first[owner] + within
+        stamps = np.append(self._stamps, FOREVER)
+        ends = np.minimum(stamps[snapshot], end_ns[owner])
+        starts = np.where(within == 0, start_ns[owner], stamps[snapshot - 1])
+        cuts, codes = self._cut(starts, ends, snapshot)
+        codes = np.where(copying[owner, None] & (codes == _CPU), np.uint8(_TRANSFER), codes)
+        real = cuts[:, 1:] > cuts[:, :-1]
+        return Activities(cuts[:, :-1][real], cuts[:, 1:][real], codes[real])
+
+    def _cut(self, starts: Ints, ends: Ints, snapshot: Ints) -> tuple[Ints, Codes]:
+        """(where each piece is cut, piece × (parts + 1); what the parts are): consecutive, the last
+        takes the rounding, so that they add up exactly."""
+        used, which = np.unique(snapshot, return_inverse=True)
+        tables = [self._table_of(number) for number in used.tolist()]
+        upto = np.array([shares for shares, _ in tables]).reshape(len(used), _MOST_PARTS)[which]
+        rest = np.isnan(upto)
+        upto[rest] = 1.0
+        codes = np.array([found for _, found in tables], np.uint8)
+        codes = codes.reshape(len(used), _MOST_PARTS)[which]
+        length = (ends - starts)[:, None]
+        cuts = starts[:, None] + np.minimum(np.rint(length * upto).astype(np.int64), length)
+        cuts[rest] = np.broadcast_to(ends[:, None], cuts.shape)[rest]
+        cuts = np.maximum.accumulate(np.column_stack([starts, cuts]), axis=1)
+        return cuts, codes
+
+    def _table_of(self, snapshot: int) -> tuple[list[float], list[int]]:
+        """(shares summed up to each part, NaN from the last on; codes of the parts)."""
+        known = self._tables.get(snapshot)
+        if known is None:
+            inside = snapshot < len(self._stamps)
+            parts = _parts_of(self._grown[snapshot]) if inside else [("cpu", 1.0)]
+            sums = np.cumsum([share for _, share in parts]).tolist()
+            rest = _MOST_PARTS - len(parts)
+            upto = [*sums[:-1], *[np.nan] * (rest + 1)]
+            known = upto, [*(_CODE[activity] for activity, _ in parts), *[_CPU] * rest]
+            self._tables[snapshot] = known
+        return known
 
 
 def _parts_of(grown: npt.NDArray[np.float64]) -> list[tuple[str, float]]:
@@ -278,18 +323,3 @@ def _parts_of(grown: npt.NDArray[np.float64]) -> list[tuple[str, float]]:
     ticks = float(samples.sum())
     fault = running * float(samples[CpuMode.FAULT]) / ticks if ticks else 0.0
     return [("cpu", running - fault), ("fault", fault), *waits.items()]
-
-
-def _divide(start_ns: int, end_ns: int, parts: list[tuple[str, float]]) -> list[Activity]:
-    """Consecutive pieces of an interval; the last takes the rounding, so they add up exactly."""
-    out: list[Activity] = []
-    at, share_before = start_ns, 0.0
-    length = end_ns - start_ns
-    for number, (activity, share) in enumerate(parts):
-        share_before += share
-        last = number == len(parts) - 1
-        until = end_ns if last else start_ns + min(round(length * share_before), length)
-        if until > at:
-            out.append(Activity(activity, at, until))
-            at = until
-    return out

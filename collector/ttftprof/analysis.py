@@ -22,7 +22,7 @@ from ttftprof.activities import merged, process_activities
 from ttftprof.circumstances import Circumstances
 from ttftprof.events import Kind, Records
 from ttftprof.model import (
-    Activity,
+    Activities,
     Overhead,
     Phase,
     ProbeCost,
@@ -132,7 +132,7 @@ def _request(
     front, mine = served.front, served.last_hop
     parts = phases.partition(timeline, served, everyone)
     critical = phases.critical_processes(timeline, served, parts, everyone)
-    activities = tuple(_activities(timeline, parts, critical))
+    activities = _activities(timeline, parts, critical)
     parts = gpu_parts.with_parts(timeline, parts, critical, activities)
     parts = gpu.with_eviction(timeline, parts)
     start = phases.start_up(timeline, served)
@@ -195,7 +195,7 @@ def _start(timeline: Timeline, started: Started, identity: str) -> Request:
     parts, process, weights = started.phases, started.start.process, started.start.weights
     begin_ns, end_ns = parts[0].start_ns, parts[-1].end_ns
     critical = started.critical_processes()
-    activities = tuple(_activities(timeline, parts, critical))
+    activities = _activities(timeline, parts, critical)
     parts = gpu_parts.with_parts(timeline, parts, critical, activities)
     parts = gpu.with_eviction(timeline, parts)
     files = storage.files_of(timeline, started.start, {process.tgid}, begin_ns, end_ns, parts)
@@ -233,13 +233,11 @@ def _engine(timeline: Timeline, served: Served) -> str | None:
     return None
 
 
-def _activities(
-    timeline: Timeline, parts: Sequence[Phase], critical: Sequence[int]
-) -> list[Activity]:
-    pieces: list[Activity] = []
-    for phase, tgid in zip(parts, critical, strict=True):
-        pieces.extend(process_activities(timeline, tgid, phase.start_ns, phase.end_ns))
-    return merged(pieces)
+def _activities(timeline: Timeline, parts: Sequence[Phase], critical: Sequence[int]) -> Activities:
+    return merged(
+        process_activities(timeline, tgid, phase.start_ns, phase.end_ns)
+        for phase, tgid in zip(parts, critical, strict=True)
+    )
 
 
 def _request_notes(timeline: Timeline, served: Served) -> list[str]:

@@ -15,7 +15,7 @@ import numpy as np
 from ttftprof.engines import driver_calls as known
 from ttftprof.events import DeviceFlag, Kind, duration_end
 from ttftprof.gpu_facts import DriverSpan
-from ttftprof.model import Activity, Evidence, Part, Phase
+from ttftprof.model import ACTIVITIES, Activities, Activity, Evidence, Part, Phase
 from ttftprof.timeline import FOREVER, Ints, Timeline
 
 Span = tuple[int, int]
@@ -241,8 +241,10 @@ def _warmup(timeline: Timeline, tgid: int, window: Span) -> Part | None:
 def _load(
     timeline: Timeline, tgid: int, activities: Sequence[Activity], window: Span
 ) -> Iterator[Part | None]:
+    every = Activities.of(activities)
     for activity, name in _LOAD_PARTS.items():
-        spans = [(a.start_ns, a.end_ns) for a in activities if a.activity == activity]
+        own = every.code == ACTIVITIES.index(activity)
+        spans = list(zip(every.start_ns[own].tolist(), every.end_ns[own].tolist(), strict=True))
         evidence = transfer_evidence(timeline, tgid, window) if name == "transfer" else ()
         yield part_of(name, spans, window, "observed", *evidence)
 

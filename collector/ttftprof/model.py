@@ -6,9 +6,12 @@ Times are CLOCK_MONOTONIC nanoseconds; a fact that is not known is None, never 0
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
 
 # Closed vocabularies, in the order they are drawn.
 PHASES = (
@@ -101,6 +104,66 @@ class Activity:
     @property
     def duration_ns(self) -> int:
         return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Activities(Sequence[Activity]):
+    """Activities in order of time, as columns: a wait of a minute may have 100,000 of them.
+
+    `start_ns`, `end_ns`: int64; `code`: uint8, the position in ACTIVITIES.
+    """
+
+    start_ns: npt.NDArray[np.int64]
+    end_ns: npt.NDArray[np.int64]
+    code: npt.NDArray[np.uint8]
+
+    @classmethod
+    def none(cls) -> Activities:
+        return cls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8))
+
+    @classmethod
+    def of(cls, activities: Iterable[Activity]) -> Activities:
+        if isinstance(activities, Activities):
+            return activities
+        rows = [(a.start_ns, a.end_ns, ACTIVITIES.index(a.activity)) for a in activities]
+        columns = np.array(rows, np.int64).reshape(-1, 3)
+        return cls(columns[:, 0], columns[:, 1], columns[:, 2].astype(np.uint8))
+
+    def __len__(self) -> int:
+        return len(self.code)
+
+    @overload
+    def __getitem__(self, index: int) -> Activity: ...
+    @overload
+    def __getitem__(self, index: slice) -> Activities: ...
+    def __getitem__(self, index: int | slice) -> Activity | Activities:
+        if isinstance(index, slice):
+            return Activities(self.start_ns[index], self.end_ns[index], self.code[index])
+        name = ACTIVITIES[self.code[index]]
+        return Activity(name, int(self.start_ns[index]), int(self.end_ns[index]))
+
+    def __iter__(self) -> Iterator[Activity]:
+        names = (ACTIVITIES[code] for code in self.code.tolist())
+        return map(Activity, names, self.start_ns.tolist(), self.end_ns.tolist())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    def __hash__(self) -> int:
+        return hash((self.start_ns.tobytes(), self.end_ns.tobytes(), self.code.tobytes()))
+
+    def durations_ns(self) -> dict[str, int]:
+        """{activity: ns}, in the order in which they first occur."""
+        return self.within(int(self.start_ns.min()), int(self.end_ns.max())) if len(self) else {}
+
+    def within(self, start_ns: int, end_ns: int) -> dict[str, int]:
+        """{activity: ns in an interval}, in the order in which they first occur in it."""
+        overlap = np.minimum(self.end_ns, end_ns) - np.maximum(self.start_ns, start_ns)
+        real = overlap > 0
+        found, first = np.unique(self.code[real], return_index=True)
+        totals = np.zeros(len(ACTIVITIES), np.int64)
+        np.add.at(totals, self.code[real], overlap[real])
+        return {ACTIVITIES[code]: int(totals[code]) for code in found[np.argsort(first)]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +422,7 @@ class Request:
     prompt_tokens: int | None
     cached_tokens: int | None
     phases: tuple[Phase, ...]
-    activities: tuple[Activity, ...]
+    activities: Sequence[Activity]
     files: tuple[FileUse, ...]
     mounts: tuple[MountUse, ...]
     gpu: tuple[GpuUse, ...]
@@ -380,22 +443,17 @@ class Request:
         return {name: ns for name, ns in totals.items() if ns}
 
     def activity_totals(self) -> dict[str, int]:
-        totals = dict.fromkeys(ACTIVITIES, 0)
-        for activity in self.activities:
-            totals[activity.activity] += activity.duration_ns
-        return {name: ns for name, ns in totals.items() if ns}
+        spent = Activities.of(self.activities).durations_ns()
+        return {name: spent[name] for name in ACTIVITIES if name in spent}
 
     def phase_activity(self) -> dict[str, dict[str, int]]:
         """{phase: {activity: ns}}: the two partitions laid over each other."""
+        activities = Activities.of(self.activities)
         table: dict[str, dict[str, int]] = {}
         for phase in self.phases:
-            for activity in self.activities:
-                overlap = min(phase.end_ns, activity.end_ns) - max(
-                    phase.start_ns, activity.start_ns
-                )
-                if overlap > 0:
-                    row = table.setdefault(phase.phase, {})
-                    row[activity.activity] = row.get(activity.activity, 0) + overlap
+            for name, ns in activities.within(phase.start_ns, phase.end_ns).items():
+                row = table.setdefault(phase.phase, {})
+                row[name] = row.get(name, 0) + ns
         return table
 
 

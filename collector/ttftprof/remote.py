@@ -143,12 +143,11 @@ def sequential_share(reads: Records) -> float | None:
     follow = 0
     for dev, ino in np.unique(reads[["dev", "ino"]]).tolist():
         own = on_file(reads, dev, ino)
-        ends = (own["offset"].astype(np.int64) + own["asked_bytes"]).tolist()
-        begins = own["offset"].tolist()
-        known: set[int] = {begins[0]}
-        for begin, end in zip(begins, ends, strict=True):
-            follow += begin in known
-            known.add(end)
+        begins = own["offset"].astype(np.int64)
+        ends, first = np.unique(begins + own["asked_bytes"], return_index=True)
+        at = np.minimum(np.searchsorted(ends, begins), len(ends) - 1)
+        ended_before = (ends[at] == begins) & (first[at] < np.arange(len(own)))
+        follow += int(np.count_nonzero(ended_before | (begins == begins[0])))
     return follow / len(reads)
 
 

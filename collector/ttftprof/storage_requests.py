@@ -26,7 +26,7 @@ WINDOWS = 2
 _SECTOR = 512
 _REQUEST_OPTIONS = re.compile(r"(?:^|,)(?:rsize|max_read|msize)=(\d+)")
 
-Ranges = list[tuple[int, int]]
+Ranges = npt.NDArray[np.int64]  # [begin, end] in each row
 
 
 def of_file(timeline: Timeline, file: FileFacts, start_ns: int, end_ns: int) -> Records:
@@ -117,21 +117,26 @@ def wait_split(
     waited_ns = int((waits[:, 1] - waits[:, 0]).sum()) + file.delta(
         "short_wait_ns", start_ns, end_ns
     )
+    if not len(waits):
+        return WaitSplit(client_ns=waited_ns)
     begin, end = reads["start_ns"], reads["end_ns"]
     split = reads["split"].astype(bool)
     sent = np.where(split, begin + np.minimum(reads["queue_ns"], end - begin), begin)
     disk = reads["family"] == DEVICE
     parts: dict[str, int] = {}
-    covered: Ranges = []
+    covered, covered_ns = np.empty((0, 2), np.int64), 0
     for name, which, low, high in (
         ("device_ns", disk, begin, end),
         ("wire_ns", split, sent, end),
         ("server_ns", ~disk & ~split, begin, end),
         ("queue_ns", split, begin, sent),
     ):
-        more = _union([*covered, *zip(low[which].tolist(), high[which].tolist(), strict=True)])
-        parts[name] = _overlap_ns(waits, more) - _overlap_ns(waits, covered)
-        covered = more
+        if not which.any():
+            parts[name] = 0
+            continue
+        covered = _union(np.concatenate([covered, np.column_stack([low[which], high[which]])]))
+        overlap_ns = _overlap_ns(waits, covered)
+        parts[name], covered_ns = overlap_ns - covered_ns, overlap_ns
     return WaitSplit(**parts, client_ns=waited_ns - sum(parts.values()))
 
 
@@ -173,28 +178,27 @@ def _waits_by_file(timeline: Timeline, _: None) -> dict[tuple[int, ...], _FileWa
 
 
 def _union(ranges: Ranges) -> Ranges:
-    """The ranges in order, those that touch joined."""
-    joined: Ranges = []
-    for begin, end in sorted(r for r in ranges if r[0] < r[1]):
-        if joined and begin <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
-        else:
-            joined.append((begin, end))
-    return joined
+    """The ranges in order, those that touch joined, empty ones left out."""
+    ranges = ranges[ranges[:, 0] < ranges[:, 1]]
+    ranges = ranges[np.argsort(ranges[:, 0], kind="stable")]
+    latest = np.maximum.accumulate(ranges[:, 1])
+    apart = np.flatnonzero(ranges[1:, 0] > latest[:-1])
+    first = np.concatenate([[0], apart + 1]) if len(ranges) else apart
+    last = np.append(apart, len(ranges) - 1)[: len(first)]
+    return np.column_stack([ranges[first, 0], latest[last]])
 
 
 def _overlap_ns(waits: Records, ranges: Ranges) -> int:
     """Time of the waits that falls into the ranges; each wait counts."""
-    if not ranges or not len(waits):
+    if not len(ranges) or not len(waits):
         return 0
-    edges = np.array(ranges, np.int64)
-    before = np.concatenate([[0], np.cumsum(edges[:, 1] - edges[:, 0])])
+    begins, lengths = ranges[:, 0], ranges[:, 1] - ranges[:, 0]
+    before = np.cumsum(lengths) - lengths
 
     def covered_until(ns: Records) -> Records:
-        at = np.searchsorted(edges[:, 0], ns, side="right")
-        last = edges[np.maximum(at - 1, 0)]
-        within = np.minimum(np.maximum(ns - last[:, 0], 0), last[:, 1] - last[:, 0])
-        sums: Records = np.where(at > 0, before[np.maximum(at - 1, 0)] + within, 0)
+        at = np.searchsorted(begins, ns, side="right") - 1
+        within = np.clip(ns - begins[at], 0, lengths[at])
+        sums: Records = np.where(at >= 0, before[at] + within, 0)
         return sums
 
     return int((covered_until(waits[:, 1]) - covered_until(waits[:, 0])).sum())

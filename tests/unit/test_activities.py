@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -10,14 +11,14 @@ from hypothesis import strategies as st
 
 from ttftprof.activities import merged, process_activities
 from ttftprof.events import CpuMode, Wait
-from ttftprof.model import ACTIVITIES, Activity
+from ttftprof.model import ACTIVITIES, Activities, Activity
 from unit.recordings import ARMED_NS, MS, Scene, ms, ns
 
 PID = 70
 Span = tuple[str, float, float]
 
 
-def spans(activities: list[Activity]) -> list[Span]:
+def spans(activities: Sequence[Activity]) -> list[Span]:
     return [(a.activity, ms(a.start_ns), ms(a.end_ns)) for a in activities]
 
 
@@ -28,7 +29,7 @@ def did(scene: Scene, begin: float = 100, end: float = 200, pid: int = PID) -> l
     return spans(found)
 
 
-def check_partition(found: list[Activity], begin_ns: int, end_ns: int) -> None:
+def check_partition(found: Sequence[Activity], begin_ns: int, end_ns: int) -> None:
     assert all(a.end_ns == b.start_ns for a, b in pairwise(found))
     assert all(a.end_ns > a.start_ns for a in found)
     assert {a.activity for a in found} <= set(ACTIVITIES)
@@ -79,7 +80,7 @@ def test_between_its_waits_a_thread_runs() -> None:
 )
 def test_every_reason_has_its_activity(reason: Wait, activity: str) -> None:
     expected = [("cpu", 100, 120), (activity, 120, 150), ("cpu", 150, 200)]
-    joined = merged([Activity(a, ns(b), ns(e)) for a, b, e in expected])
+    joined = merged([Activities.of(Activity(a, ns(b), ns(e)) for a, b, e in expected)])
     assert did(Scene().wait(PID, 120, 150, reason)) == spans(joined)
 
 
@@ -310,9 +311,9 @@ def test_any_threads_give_a_partition(
 def test_two_halves_are_the_whole(waited: list[tuple[int, int, int, Wait]], cut: int) -> None:
     """Where no running time has to be shared out, it does not matter how an interval is cut."""
     timeline = scene_of(waited, [], []).timeline()
-    halves = process_activities(timeline, PID, ns(0), ns(cut))
-    halves += process_activities(timeline, PID, ns(cut), ns(60))
-    assert merged(halves) == process_activities(timeline, PID, ns(0), ns(60))
+    first = process_activities(timeline, PID, ns(0), ns(cut))
+    second = process_activities(timeline, PID, ns(cut), ns(60))
+    assert merged([first, second]) == process_activities(timeline, PID, ns(0), ns(60))
 
 
 def simply(waited: list[tuple[int, int, int, Wait]], at: float) -> str | None:
@@ -351,7 +352,8 @@ def test_every_moment_follows_the_rule(waited: list[tuple[int, int, int, Wait]])
 
 def test_neighbours_of_one_kind_are_one() -> None:
     pieces = [Activity("cpu", 0, 5), Activity("cpu", 5, 7), Activity("lock", 7, 7)]
-    assert merged([*pieces, Activity("cpu", 7, 9), Activity("cpu", 10, 11)]) == [
+    more = [Activity("cpu", 7, 9), Activity("cpu", 10, 11)]
+    assert merged([Activities.of(pieces), Activities.of(more)]) == [
         Activity("cpu", 0, 9),
         Activity("cpu", 10, 11),
     ]

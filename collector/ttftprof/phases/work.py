@@ -88,7 +88,7 @@ def _computes(timeline: Timeline, served: Served, begin_ns: int) -> bool:
     """Whether the process that answered was busy itself for most of the wait: then it is no mere
     front of something unseen."""
     spent = process_activities(timeline, served.server, begin_ns, served.last_ns)
-    busy_ns = sum(a.duration_ns for a in spent if a.activity in _BUSY)
+    busy_ns = sum(ns for activity, ns in spent.durations_ns().items() if activity in _BUSY)
     return 2 * busy_ns >= served.last_ns - begin_ns
 
 

@@ -16,6 +16,7 @@ from ttftprof import condense
 from ttftprof.model import (
     ACTIVITIES,
     PHASES,
+    Activities,
     Evidence,
     Part,
     Phase,
@@ -135,11 +136,8 @@ def _quantity(value: float | int | str, unit: str) -> str:
 
 
 def _activities(subject: Request, origin: int, limit: int) -> Json:
-    found = subject.activities
-    starts = np.fromiter((a.start_ns for a in found), np.int64, len(found))
-    ends = np.fromiter((a.end_ns for a in found), np.int64, len(found))
-    codes = np.fromiter((ACTIVITIES.index(a.activity) for a in found), np.int64, len(found))
-    pieces = condense.intervals(starts, ends, codes, limit)
+    found = Activities.of(subject.activities)
+    pieces = condense.intervals(found.start_ns, found.end_ns, found.code.astype(np.int64), limit)
     return _packed(
         pieces.start_ns.tolist(),
         pieces.end_ns.tolist(),
