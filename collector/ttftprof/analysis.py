@@ -12,6 +12,7 @@ from ttftprof import (
     circumstances,
     diagnosis,
     gpu,
+    gpu_memory,
     gpu_parts,
     phases,
     python_time,
@@ -20,6 +21,7 @@ from ttftprof import (
 )
 from ttftprof.activities import merged, process_activities
 from ttftprof.circumstances import Circumstances
+from ttftprof.diagnosis.gpu_rules import hints_of
 from ttftprof.events import Kind, Records
 from ttftprof.model import (
     Activities,
@@ -134,7 +136,7 @@ def _request(
     critical = phases.critical_processes(timeline, served, parts, everyone)
     activities = _activities(timeline, parts, critical)
     parts = gpu_parts.with_parts(timeline, parts, critical, activities)
-    parts = gpu.with_eviction(timeline, parts)
+    parts = gpu_memory.with_eviction(timeline, parts)
     start = phases.start_up(timeline, served)
     known = circumstances.circumstances_of(timeline, served, start, parts, critical, everyone)
     parts = circumstances.with_lazy_load(parts, known.lazy_bytes)
@@ -197,7 +199,7 @@ def _start(timeline: Timeline, started: Started, identity: str) -> Request:
     critical = started.critical_processes()
     activities = _activities(timeline, parts, critical)
     parts = gpu_parts.with_parts(timeline, parts, critical, activities)
-    parts = gpu.with_eviction(timeline, parts)
+    parts = gpu_memory.with_eviction(timeline, parts)
     files = storage.files_of(timeline, started.start, {process.tgid}, begin_ns, end_ns, parts)
     weights_used = first_weights(files)
     return Request(
@@ -269,7 +271,7 @@ def _judged(
         sources_missing=sum(1 for s in _sources(timeline) if s.is_missed),
         answered=request.first_token_ns is not None or not request.endpoint,
         outcome=request.outcome,
-        hints=gpu.hints_of(timeline, request.phases, server),
+        hints=hints_of(timeline, request.phases, server),
         known=known,
         memory=request.memory,
         python=request.python,
@@ -370,6 +372,7 @@ def _notes(timeline: Timeline) -> list[str]:
     for source in _sources(timeline):
         if source.name == "gpu" and source.state == "absent" and not source.is_missed:
             notes.append(f"no GPU is shown: {source.reason}")
+    notes += gpu.notes_of(timeline)
     tls = len({e.socket for e in timeline.exchanges if any("TLS" in n for n in e.notes)})
     if tls:
         notes.append(f"{tls} connection(s) were encrypted: their requests could not be read")

@@ -54,7 +54,8 @@ class DriverSpan:
 
 @dataclass(frozen=True, slots=True)
 class CacheOpen:
-    """A file of a kernel cache was opened: to be written (a miss), or only read."""
+    """A file of a kernel cache was opened: to be written (a miss), or only read. `fstype`: of the
+    file system it lies on, None if that is not known."""
 
     ns: int
     tgid: int
@@ -62,6 +63,7 @@ class CacheOpen:
     write: bool
     missing: bool
     size_bytes: int
+    fstype: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,15 @@ class Compiler:
     ns: int
     tgid: int
     path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A question that a device (-1: the driver) does not answer, and its reason."""
+
+    device: int
+    call: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +96,7 @@ class GpuFacts:
     cache_opens: Sequence[CacheOpen]
     compilers: Sequence[Compiler]
     device_files: Records  # EVENT_DEVICE
+    refused: Sequence[Refused] = ()
 
     def of_device(self, device: int, valid: Valid) -> Records:
         """The samples of one device in which these fields were looked at."""
@@ -112,6 +124,7 @@ def read(reader: Facts, by_kind: Mapping[Kind, Records]) -> GpuFacts:
         cache_opens=tuple(_cache_opens(reader)),
         compilers=tuple(Compiler(*one) for one in executed if is_compiler(one[2])),
         device_files=by_kind[Kind.DEVICE],
+        refused=tuple(_refused(reader)),
     )
 
 
@@ -157,6 +170,11 @@ def _span(enter: Any, leave: Any) -> DriverSpan:
     )
 
 
+def _refused(reader: Facts) -> Iterator[Refused]:
+    for _, fact in reader.facts("gpu_refused"):
+        yield Refused(int(fact["device"]), str(fact.get("call")), str(fact.get("reason")))
+
+
 def _ordered(rows: Records) -> Records:
     rows = rows[rows["ns"] < _IMPOSSIBLE_NS]
     ordered: Records = rows[np.argsort(rows["ns"], kind="stable")]
@@ -172,4 +190,5 @@ def _cache_opens(reader: Facts) -> Iterator[CacheOpen]:
             write=bool(fact.get("write")),
             missing=bool(fact.get("missing")),
             size_bytes=int(fact.get("size_bytes") or 0),
+            fstype=fact.get("fstype"),
         )

@@ -14,7 +14,7 @@ import numpy as np
 
 from ttftprof.engines import driver_calls as known
 from ttftprof.events import DeviceFlag, Kind, duration_end
-from ttftprof.gpu_facts import DriverSpan
+from ttftprof.gpu_facts import CacheOpen, DriverSpan
 from ttftprof.model import ACTIVITIES, Activities, Activity, Evidence, Part, Phase
 from ttftprof.timeline import FOREVER, Ints, Timeline
 
@@ -167,16 +167,37 @@ def _compile(timeline: Timeline, calls: Sequence[DriverSpan], window: Span) -> P
 
 
 def cache_evidence(timeline: Timeline, window: Span) -> Iterator[Evidence]:
-    """For each kernel cache, whether what was wanted was in it. A name that is written was not."""
+    """For each kernel cache, whether what was wanted was in it, and what the next start will find.
+    A name that is written was not there."""
     opens = [c for c in timeline.gpu.cache_opens if window[0] <= c.ns < window[1]]
     for cache in dict.fromkeys(c.cache for c in opens):
         own = [c for c in opens if c.cache == cache]
-        written = sum(1 for c in own if c.write)
+        written = [c for c in own if c.write]
         read = sum(1 for c in own if not c.write and not c.missing)
+        missing = [c for c in own if c.missing]
         if written:
-            yield Evidence("files", f"{cache} missed: files written", written, "files")
+            yield Evidence("files", f"{cache} missed: files written", len(written), "files")
+        elif missing and not read:
+            yield Evidence("files", f"{cache} missed: not found", len(missing), "files")
         if read:
             yield Evidence("files", f"{cache} hit: files read", read, "files")
+        yield Evidence("files", f"{cache} at the next start", _next_start(written, read, own))
+
+
+# File systems that go with the machine's memory, or with the container whose own layer they are.
+_UNTIL_REBOOT, _UNTIL_REMOVED = ("tmpfs", "ramfs", "devtmpfs"), ("overlay", "aufs")
+
+
+def _next_start(written: Sequence[CacheOpen], read: int, own: Sequence[CacheOpen]) -> str:
+    """`hit`, or why not for certain."""
+    if not written and not read:
+        return "miss: nothing was kept"
+    kinds = {c.fstype for c in own}
+    if kinds & set(_UNTIL_REMOVED):
+        return "hit only in this container, which keeps it in a layer of its own"
+    if kinds & set(_UNTIL_REBOOT):
+        return "hit only until the machine restarts, as the cache lies in memory"
+    return "hit"
 
 
 def _capture(
@@ -206,25 +227,36 @@ def _allocation(name: str, calls: Sequence[DriverSpan], window: Span) -> Part | 
 
 
 def _tokenizer(timeline: Timeline, tgid: int, window: Span) -> Part | None:
-    """From the opening of its files to the last read of them."""
-    keys = [
+    """From each opening of its files to the last read of them."""
+    keys = {
         key
         for key, file in timeline.files.items()
         if any(name in file.path.rsplit("/", 1)[-1] for name in _TOKENIZER_NAMES)
-    ]
-    spans = []
-    for dev, ino in keys:
-        stamps: list[int] = []
-        for kind in (Kind.OPEN, Kind.READ, Kind.MMAP):
-            events = timeline.of_kind(kind)
-            own = events[(events["tgid"] == tgid) & (events["dev"] == dev)]
-            own = own[own["ino"] == ino]
-            stamps += own["start_ns"].tolist()
-            stamps += duration_end(own).tolist()
-        if stamps:
-            spans.append((int(min(stamps)), int(max(stamps))))
-    evidence = Evidence("files", "its files were read", len(spans), "files")
-    return part_of("tokenizer", spans, window, "inferred", evidence)
+    }
+    spans = [span for key in sorted(keys) for span in _sessions(timeline, tgid, key)]
+    inside = union(spans, window)
+    evidence = Evidence("files", "its files were read", len(keys), "files")
+    return part_of("tokenizer", inside, window, "inferred", evidence)
+
+
+def _sessions(timeline: Timeline, tgid: int, key: tuple[int, int]) -> Iterator[Span]:
+    """From each opening of a file to what was last done with it before it was opened anew."""
+    used = []
+    for kind in (Kind.OPEN, Kind.READ, Kind.MMAP):
+        events = timeline.of_kind(kind)
+        own = events[(events["tgid"] == tgid) & (events["dev"] == key[0])]
+        own = own[own["ino"] == key[1]]
+        opens = [kind == Kind.OPEN] * len(own)
+        used += list(zip(own["start_ns"].tolist(), duration_end(own).tolist(), opens, strict=True))
+    begin = end = None
+    for start_ns, end_ns, opens_it in sorted(used):
+        if opens_it and begin is not None and end is not None:
+            yield begin, end
+            begin = end = None
+        begin = start_ns if begin is None else begin
+        end = max(end or 0, end_ns)
+    if begin is not None and end is not None:
+        yield begin, end
 
 
 def _warmup(timeline: Timeline, tgid: int, window: Span) -> Part | None:

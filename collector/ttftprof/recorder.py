@@ -154,6 +154,7 @@ class Recorder:
         self._met: dict[int, int] = {}  # when each member was executed, if seen
         self._known_files: set[tuple[int, int]] = set()
         self._fstypes: set[str] = set()  # of the files followed
+        self._cache_fstypes: dict[tuple[int, str], str | None] = {}  # by process and kernel cache
         self._own_mount = mount_under(str(writer.path.resolve()), mounts_of(os.getpid()))
         self._command_ended = False
         self._tell_survivors_ns: int | None = None  # when what a command left behind is told
@@ -595,18 +596,27 @@ class Recorder:
         self._name_file(key, pid, path, int(size[0]) if len(size) else 0)
 
     def _take_cache(self, head: Any, data: bytes) -> None:
-        """A file of a kernel cache was opened: which cache, and how."""
-        flags, path = int(head["flags"]), _text(data)
+        """A file of a kernel cache was opened: which cache, how, and on what it lies."""
+        flags, path, pid = int(head["flags"]), _text(data), int(head["tgid"])
         if is_bookkeeping(path):
             return
+        cache = cache_of(path)
         fact = {
-            "cache": cache_of(path),
-            "tgid": int(head["tgid"]),
+            "cache": cache,
+            "tgid": pid,
+            "fstype": self._cache_fstype(pid, cache, path),
             "write": bool(flags & CacheFlag.WRITE),
             "missing": bool(flags & CacheFlag.MISSING),
             "size_bytes": int(head["skipped"]),
         }
         self.writer.add_fact("cache_open", int(head["start_ns"]), fact)
+
+    def _cache_fstype(self, pid: int, cache: str, path: str) -> str | None:
+        """Asked once for each cache of a process, of which thousands of files may be opened."""
+        if (pid, cache) not in self._cache_fstypes:
+            mount = mount_under(path, mounts_of(pid))
+            self._cache_fstypes[pid, cache] = mount.fstype if mount else None
+        return self._cache_fstypes[pid, cache]
 
     def _take_log(self, head: Any, data: bytes) -> None:
         for name, values in find_log_marks(data):

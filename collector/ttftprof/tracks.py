@@ -16,7 +16,7 @@ import numpy as np
 from ttftprof import condense
 from ttftprof.activities import ACTIVITY_OF_WAIT
 from ttftprof.condense import Floats, Ints
-from ttftprof.events import Kind, Records, Wait
+from ttftprof.events import DeviceFlag, Kind, Records, Wait
 from ttftprof.gpu_facts import DriverSpan
 from ttftprof.model import (
     ACTIVITIES,
@@ -291,7 +291,7 @@ def _asked(timeline: Timeline) -> Records:
     return asked
 
 
-# -- log lines ------------------------------------------------------------------------------------
+# -- log lines, kernel caches, device files --------------------------------------------------------
 
 
 def _ticks(timeline: Timeline) -> Iterable[Tick]:
@@ -299,3 +299,38 @@ def _ticks(timeline: Timeline) -> Iterable[Tick]:
         told = ", ".join(f"{name} {value}" for name, value in mark.values.items())
         text = f"{mark.name.replace('_', ' ')}{': ' if told else ''}{told}, said pid {mark.tgid}"
         yield Tick(mark.ns, mark.name, text)
+    yield from _cache_ticks(timeline)
+    yield from _device_ticks(timeline)
+
+
+def _cache_ticks(timeline: Timeline) -> Iterable[Tick]:
+    """The first open of each kind in each cache and process: thousands may follow."""
+    seen = set()
+    for opened in timeline.gpu.cache_opens:
+        how = "written" if opened.write else "not found" if opened.missing else "read"
+        key = opened.tgid, opened.cache, how
+        if key not in seen:
+            seen.add(key)
+            text = f"kernel cache {opened.cache}: first file {how}, by pid {opened.tgid}"
+            yield Tick(opened.ns, "kernel_cache", text)
+
+
+_FAMILIES = {
+    DeviceFlag.NVIDIA: "/dev/nvidia*",
+    DeviceFlag.KFD: "/dev/kfd",
+    DeviceFlag.DRI: "/dev/dri",
+}
+
+
+def _device_ticks(timeline: Timeline) -> Iterable[Tick]:
+    """The first open of the device files of each kind by each process."""
+    events = timeline.gpu.device_files
+    seen = set()
+    for event in events[(events["flags"] & DeviceFlag.IOCTL) == 0]:
+        tgid, family, result = int(event["tgid"]), int(event["flags"]), int(np.int64(event["b"]))
+        key = tgid, family, result < 0
+        if key not in seen:
+            seen.add(key)
+            how = "opened" if result >= 0 else f"refused (error {-result})"
+            name = _FAMILIES.get(DeviceFlag(family), "a device file")
+            yield Tick(int(event["start_ns"]), "gpu_device", f"{name} {how}, by pid {tgid}")

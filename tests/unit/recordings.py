@@ -29,7 +29,7 @@ from ttftprof.events import (
     Wait,
     kernel_dev,
 )
-from ttftprof.gpu_rows import GPU_ROW, Valid
+from ttftprof.gpu_rows import GPU_PROCESS_ROW, GPU_ROW, Valid
 from ttftprof.model import Report, Request
 from ttftprof.recording import Reader, Source, Writer
 from ttftprof.timeline import Timeline, build
@@ -65,6 +65,7 @@ class Scene:
         self._thread_rows: list[dict[str, Any]] = []
         self._file_rows: list[dict[str, int]] = []
         self._gpu_rows: list[dict[str, int]] = []
+        self._gpu_process_rows: list[dict[str, int]] = []
         self._facts: list[tuple[str, int, Mapping[str, Any]]] = []
         self._sources: list[Source] = []
         self._lost: dict[str, int] = {}
@@ -264,10 +265,21 @@ class Scene:
             ("used_bytes", Valid.USED),
             ("busy_percent", Valid.BUSY),
             ("link_gen", Valid.LINK),
+            ("pstate", Valid.PSTATE),
+            ("core_mhz", Valid.CLOCKS),
+            ("throttle", Valid.THROTTLE),
+            ("rx_bytes_per_s", Valid.RX),
+            ("tx_bytes_per_s", Valid.TX),
         ):
             valid |= bit if name in fields else Valid(0)
         row = {"ns": ns(at), "device": device, "valid": int(valid)}
         self._gpu_rows.append(row | fields)
+        return self
+
+    def gpu_process(self, pid: int, at: float, used_bytes: int, device: int = 0) -> Self:
+        """The memory of a process on a device changed to this."""
+        row = {"ns": ns(at), "device": device, "tgid": pid, "used_bytes": used_bytes}
+        self._gpu_process_rows.append(row)
         return self
 
     def driver_call(
@@ -288,9 +300,17 @@ class Scene:
             self.event(Kind.MARK_EXIT, end, pid, tid, flags=row, a=result)
         return self
 
-    def cache_open(self, pid: int, at: float, cache: str, write: bool = False) -> Self:
-        fact = {"cache": cache, "tgid": pid, "write": write, "missing": False, "size_bytes": 9}
-        return self.fact("cache_open", ns(at), fact)
+    def cache_open(
+        self,
+        pid: int,
+        at: float,
+        cache: str,
+        write: bool = False,
+        missing: bool = False,
+        fstype: str | None = "ext4",
+    ) -> Self:
+        fact = {"cache": cache, "tgid": pid, "write": write, "missing": missing, "size_bytes": 9}
+        return self.fact("cache_open", ns(at), fact | {"fstype": fstype})
 
     # -- sockets ----------------------------------------------------------------------------
 
@@ -346,6 +366,7 @@ class Scene:
         writer.add_batch("threads", _array(self._thread_rows, THREAD_ROW))
         writer.add_batch("files", _array(self._file_rows, FILE_ROW))
         writer.add_batch("gpu", _array(self._gpu_rows, GPU_ROW))
+        writer.add_batch("gpu_processes", _array(self._gpu_process_rows, GPU_PROCESS_ROW))
         for stream, records in more:
             writer.add_batch(stream, records)
         for kind, stamp_ns, fact in self._facts:

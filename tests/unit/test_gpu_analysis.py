@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from ttftprof import gpu
 from ttftprof.activities import process_activities
+from ttftprof.analysis import conclude
 from ttftprof.events import Kind, Wait
+from ttftprof.gpu_memory import memory_edge
 from ttftprof.gpu_parts import common_ns, length, union
 from ttftprof.model import Evidence, Part, Request
-from ttftprof.reports import terminal
+from ttftprof.reports import slices, terminal
 from ttftprof.reports.json import as_json, schema
 from ttftprof.reports.words import warnings
-from unit.recordings import GIB, MIB, MS, NEW, Scene, gpu_switch, ms, ns, router_switch
+from unit.recordings import GIB, MIB, MS, NEW, OLD, Scene, gpu_switch, ms, ns, router_switch
 
 
 def parts(request: Request, phase: str) -> dict[str, Part]:
@@ -195,20 +197,59 @@ def test_what_was_copied_is_not_guessed_for_one_of_two() -> None:
 def test_an_edge_of_memory() -> None:
     stamps = np.arange(8, dtype=np.int64) * 20
     used = np.array([900, 880, 500, 40, 0, 0, 30, 300], np.int64) * MIB
-    edge = gpu.memory_edge(stamps, used, 900 * MIB)
+    edge = memory_edge(0, stamps, used, 900 * MIB)
     assert edge is not None
-    assert (edge.fell_bytes, edge.back_ns, edge.rises_ns) == (900 * MIB, 60, 140)
-    assert gpu.memory_edge(stamps, used, 40 * MIB) is None
+    assert (edge.fell_bytes, edge.falls_ns, edge.back_ns, edge.rises_ns) == (
+        900 * MIB, 40, 60, 140
+    )  # fmt: skip
+    assert memory_edge(0, stamps, used, 40 * MIB) is None
+
+
+def given_back(scene: Scene) -> Scene:
+    """4 GiB fall from 120 to 160 ms; 3 GiB are taken at 220 ms."""
+    for at, used in ((80, 4), (100, 4), (120, 4), (140, 1), (160, 0), (180, 0), (220, 3), (400, 3)):
+        scene.gpu_row(at, used_bytes=used * GIB)
+    return scene
 
 
 def test_eviction_has_the_memorys_edges() -> None:
-    scene = gpu_switch().gpu()
-    for at, used in ((100, 4), (120, 4), (140, 1), (160, 0), (180, 0), (220, 3), (400, 3)):
-        scene.gpu_row(at, used_bytes=used * GIB)
-    (evict,) = [p for p in scene.only_request().phases if p.phase == "evict"]
+    request = given_back(gpu_switch().gpu()).only_request()
+    (evict,) = [p for p in request.phases if p.phase == "evict"]
     assert value(evict.evidence, "memory given back on GPU 0") == 4 * GIB
     assert value(evict.evidence, "it was back after") == ns(160) - evict.start_ns
     assert value(evict.evidence, "and used anew after another") == 60 * MS
+
+
+def test_eviction_names_the_processes_where_the_driver_does() -> None:
+    """The old model's memory falls in two steps, the new one's rises in two; one more rests."""
+    scene = given_back(gpu_switch().gpu())
+    for pid, at, used in (
+        (OLD, 50, 4), (77, 60, 1), (OLD, 140, 1), (OLD, 160, 0), (NEW, 220, 1), (NEW, 300, 3),
+    ):  # fmt: skip
+        scene.gpu_process(pid, at, used * GIB)
+    (evict,) = [p for p in scene.only_request().phases if p.phase == "evict"]
+    told = {e.what: e.value for e in evict.evidence if e.source == "gpu" and "pid" in e.what}
+    assert told == {f"pid {OLD} gave back": 4 * GIB, f"pid {NEW} took": 3 * GIB}
+
+
+def test_memory_that_was_not_back_in_time_is_asked_for_again() -> None:
+    scene = given_back(gpu_switch().gpu())
+    for begin, result in ((204, 2), (210, 2), (220, 0)):
+        scene.driver_call(NEW, "cuMemAlloc", begin, begin + 1, size=3 * GIB + 1, result=result)
+    (evict,) = [p for p in scene.only_request().phases if p.phase == "evict"]
+    assert value(evict.evidence, "allocations refused: out of memory") == 3  # one is in init
+    assert value(evict.evidence, "of them asked for again and given") == 2
+    assert value(evict.evidence, "the longest wait for it") == 17 * MS
+
+
+def test_a_model_dropped_inside_its_process_has_its_edges_too() -> None:
+    """Without an eviction of its own: they lie in the phase in which memory fell."""
+    scene = given_back(slow_init())
+    told = {
+        p.phase for p in scene.only_request().phases for e in p.evidence if "given back" in e.what
+    }
+    (phase,) = [p for p in scene.only_request().phases if p.start_ns <= ns(140) < p.end_ns]
+    assert told == {phase.phase} != {"evict"}
 
 
 # -- what is said ---------------------------------------------------------------------------------
@@ -228,6 +269,8 @@ def test_a_link_below_its_best_is_said_with_its_gain() -> None:
     assert (request.verdict.cause, request.verdict.activity) == ("load", "transfer")
     assert "PCIe 4.0 × 4, 25% of what" in request.verdict.explanation
     assert request.verdict.actions[0].expected_gain_ns == round(290 * MS * 0.75)
+    told = {e.what: e.value for e in request.verdict.evidence}
+    assert told["the same at its best"] == 4 * int(told["link of GPU 0 while copying"] or 0)
 
 
 def test_a_link_that_only_rests_slowly_is_not_blamed() -> None:
@@ -238,6 +281,7 @@ def test_a_link_that_only_rests_slowly_is_not_blamed() -> None:
 
 def test_copies_out_of_a_mapped_file_are_pageable() -> None:
     assert "pageable" in slow_load().only_request().verdict.explanation
+    assert evidence(slow_load())["copied out of a mapped file"] == 100 * MIB
     pinned = slow_load().driver_call(
         NEW, "cuMemHostRegister", 203, 204, size=200 * MIB, second=0x7F00_0000_0000
     )  # fmt: skip
@@ -251,30 +295,89 @@ def slow_init() -> Scene:
     return scene.request(NEW, 100, token=2_400).gpu(persistence=False)
 
 
+def evidence(scene: Scene) -> dict[str, object]:
+    return {e.what: e.value for e in scene.only_request().verdict.evidence}
+
+
 def test_a_cold_context_and_persistence_off() -> None:
     scene = slow_init().driver_call(NEW, "cuDevicePrimaryCtxRetain", 310, 2_000)
     verdict = scene.only_request().verdict
     assert verdict.cause == "init"
     assert "persistence mode is off" in verdict.explanation
     assert any("nvidia-persistenced" in a.change for a in verdict.actions)
+    assert evidence(scene)["persistence mode"] == "off"
+    assert evidence(scene)["time in making the context"] == 1_690 * MS
 
 
 def test_a_cold_kernel_cache_is_said_with_its_gain() -> None:
     scene = slow_init().driver_call(NEW, "cuModuleLoadData", 310, 1_310)
     scene.cache_open(NEW, 1_300, "ComputeCache", write=True)
     verdict = scene.only_request().verdict
-    assert "written to ComputeCache" in verdict.explanation
+    assert "because ComputeCache did not have them" in verdict.explanation
+    assert "the next start should find them" in verdict.explanation
     assert verdict.actions[0].expected_gain_ns == 1_000 * MS
+    assert evidence(scene)["ComputeCache missed: files written"] == 1
+    assert evidence(scene)["ComputeCache at the next start"] == "hit"
+
+
+@pytest.mark.parametrize(
+    ("how", "next_start"),
+    [
+        ({"write": True}, "hit"),
+        ({}, "hit"),
+        ({"missing": True}, "miss: nothing was kept"),
+        ({"write": True, "fstype": "overlay"}, "hit only in this container"),
+        ({"write": True, "fstype": "tmpfs"}, "hit only until the machine restarts"),
+    ],
+)
+def test_whether_the_next_start_would_be_a_hit(how: dict[str, object], next_start: str) -> None:
+    scene = router_switch().driver_call(NEW, "cuModuleLoadData", 502, 512)
+    scene.cache_open(NEW, 505, "Triton", **how)  # type: ignore[arg-type]
+    found = parts(scene.only_request(), "init")["compile"].evidence
+    assert str(value(found, "Triton at the next start")).startswith(next_start)
 
 
 def test_kv_memory_that_was_refused_and_layers_on_the_cpu() -> None:
     scene = slow_init().driver_call(NEW, "cuMemAlloc", 400, 500, size=5 * GIB)
     scene.driver_call(NEW, "cuMemAlloc", 501, 600, size=5 * GIB, result=2)
-    scene.log(NEW, "cpu_fallback", 250, layers=20, of=33)
+    scene.log(NEW, "fit_end", 240, s=0.41).log(NEW, "cpu_fallback", 650, layers=20, of=33)
     explanation = scene.only_request().verdict.explanation
     assert "5.4 GB of GPU memory" in explanation
     assert "1 more were refused" in explanation
     assert "Only 20 of 33 layers" in explanation
+    told = evidence(scene)
+    assert (told["layers on the GPU"], told["of the model's"]) == (20, 33)
+    assert told["the server fitted the model to free memory"] == 0.41
+    assert told["refused: out of memory"] == 1
+    assert told["memory of the GPUs"] == 8 * GIB
+
+
+def test_a_driver_that_refuses_leaves_the_model_on_the_cpu() -> None:
+    scene = slow_init().driver_call(NEW, "cuInit", 310, 320, result=100)
+    verdict = scene.only_request().verdict
+    assert "could not use the GPU (cuInit failed with error 100)" in verdict.explanation
+    assert evidence(scene)["cuInit failed"] == 100
+    denied = slow_init().event(Kind.DEVICE, 310, NEW, flags=1, b=(1 << 64) - 13)
+    assert "device files could not be opened" in denied.only_request().verdict.explanation
+    had = denied.event(Kind.DEVICE, 311, NEW, flags=1, dev=195 << 20, b=7)
+    assert "could not use" not in had.only_request().verdict.explanation
+
+
+def test_a_device_that_is_too_hot_is_said_of_a_prefill() -> None:
+    scene = hot_prefill(0x40)
+    verdict = scene.only_request().verdict
+    assert verdict.cause == "prefill"
+    assert "ran below its clock in 100% of the looks" in verdict.explanation
+    capped = hot_prefill(0x04)  # at its power cap a busy device is meant to run
+    assert "below its clock" not in capped.only_request().verdict.explanation
+
+
+def hot_prefill(throttle: int) -> Scene:
+    scene = Scene().process(NEW, "server").file(12, "/models/b.gguf").held(NEW, 12, 25_600)
+    scene.request(NEW, 100, token=2_100).gpu()
+    for at in range(100, 2_100, 100):
+        scene.gpu_row(at, throttle=throttle)
+    return scene
 
 
 # -- lanes ----------------------------------------------------------------------------------------
@@ -286,14 +389,83 @@ def text(scene: Scene) -> str:
     return out.getvalue()
 
 
-def test_lanes_only_where_there_is_something_to_show() -> None:
-    assert "gpu" not in text(router_switch()).lower()
+def sampled() -> Scene:
+    """A switch on a GPU that tells all it can be asked."""
     scene = gpu_switch().gpu()
     for at in range(80, 900, 20):
-        scene.gpu_row(at, used_bytes=at * MIB, busy_percent=at % 100)
-    shown = text(scene)
-    for label in ("gpu 0 memory", "gpu 0 busy", "to the GPU", "init holds: compile 10.00 ms"):
+        scene.gpu_row(
+            at, used_bytes=at * MIB, busy_percent=at % 100, link_gen=4, link_width=16, pstate=2,
+            core_mhz=1_500, memory_mhz=9_000, throttle=0x40 if at > 700 else 0,
+            rx_bytes_per_s=at * 10**6, tx_bytes_per_s=at * 10**5,
+        )  # fmt: skip
+    return scene.gpu_process(OLD, 80, GIB).gpu_process(OLD, 150, 0).gpu_process(NEW, 220, 3 * GIB)
+
+
+def test_lanes_only_where_there_is_something_to_show() -> None:
+    assert "gpu" not in text(router_switch()).lower()
+    shown = text(sampled())
+    for label in (
+        "gpu 0 memory", "gpu 0 busy", "gpu 0 link in", "gpu 0 clock", "gpu 0 slowed", "to the GPU",
+        "init holds: compile 10.00 ms",
+    ):  # fmt: skip
         assert label in shown, shown
+
+
+def test_every_number_of_a_device_is_a_curve() -> None:
+    series = {(s.name, s.path): s for s in sampled().report().series if "gpu" in s.name}
+    assert series.keys() == {
+        *((f"gpu_{name}", "GPU 0") for name in (
+            "memory_bytes", "busy", "link_in", "link_out", "link_speed", "clock", "memory_clock",
+            "pstate", "slowed",
+        )),
+        ("gpu_process_bytes", f"GPU 0 pid {OLD}"), ("gpu_process_bytes", f"GPU 0 pid {NEW}"),
+    }  # fmt: skip
+    assert series["gpu_link_in", "GPU 0"].values[0] == 80e6
+    assert series["gpu_link_speed", "GPU 0"].values[0] == 16 * 1969e6
+    assert set(series["gpu_slowed", "GPU 0"].values) == {0.0, 1.0}
+    old = series["gpu_process_bytes", f"GPU 0 pid {OLD}"]
+    assert [ms(stamp) for stamp in old.ns[:3]] == pytest.approx([80, 150, 150], abs=1e-5)
+    assert old.values[:3] == (GIB, GIB, 0)  # a step, no slope
+
+
+def test_what_a_device_does_not_tell_is_one_line() -> None:
+    scene = gpu_switch().gpu()
+    for call in ("nvmlDeviceGetClockInfo", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetMigMode"):
+        scene.fact("gpu_refused", ns(1), {"call": call, "device": 0, "reason": "Not Supported"})
+    assert "GPU 0 does not tell its clocks, utilisation" in scene.report().notes
+
+
+def test_late_samples_are_said() -> None:
+    late = gpu_switch().gpu()
+    for at in range(100, 400, 20):
+        late.gpu_row(at, used_bytes=1, late_ns=7 * MS, took_ns=1)
+    assert "samples of the GPU came 7 ms late at the median" in late.report().notes
+    assert not any("late" in note for note in sampled().report().notes)
+
+
+def test_traces_hold_driver_calls_and_parts() -> None:
+    timeline = sampled().timeline()
+    report = conclude(timeline, Path("switch.ttft"))
+    tracks = {track.name: list(track.slices) for track in slices.tracks(report, timeline)}
+    calls = tracks[f"driver calls of thread {NEW}"]
+    copies = [piece for piece in calls if piece.name == "cuMemcpyHtoD"]
+    assert [piece.facts["bytes"] for piece in copies] == [100 * MIB, 60 * MIB]
+    (captured,) = tracks["graph_capture of request 1 b"]
+    assert (ms(captured.start_ns), ms(captured.end_ns), captured.facts["in"]) == (520, 530, "init")
+    assert {"gpu clock GPU 0", "gpu link in GPU 0"} <= {n for n, _ in slices.counters(report)}
+
+
+def test_kernel_caches_and_device_files_are_ticks() -> None:
+    scene = router_switch().cache_open(NEW, 505, "Triton", write=True)
+    scene.cache_open(NEW, 506, "Triton", write=True).cache_open(NEW, 507, "Triton", missing=True)
+    scene.event(Kind.DEVICE, 165, NEW, flags=1, dev=195 << 20, b=9)
+    scene.event(Kind.DEVICE, 166, NEW, flags=2, b=(1 << 64) - 2)
+    told = [t.text for t in scene.report().tracks.ticks if t.name in ("kernel_cache", "gpu_device")]
+    assert told == [
+        f"/dev/nvidia* opened, by pid {NEW}", f"/dev/kfd refused (error 2), by pid {NEW}",
+        f"kernel cache Triton: first file written, by pid {NEW}",
+        f"kernel cache Triton: first file not found, by pid {NEW}",
+    ]  # fmt: skip
 
 
 def test_no_gpu_is_one_line_and_costs_no_confidence() -> None:

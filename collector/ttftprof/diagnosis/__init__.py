@@ -103,7 +103,10 @@ def judge(facts: Facts, baseline: Request | None) -> Verdict:
             *(hint.action for hint in hints if hint.action is not None),
             *(action for found in findings for action in found.actions),
         ),
-        evidence=tuple(item for found in findings for item in found.evidence),
+        evidence=(
+            *(item for found in findings for item in found.evidence),
+            *(item for hint in hints for item in hint.evidence),
+        ),
         storage=next((found.storage for found in findings if found.storage), None),
     )
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ttftprof.circumstances import Circumstances
-from ttftprof.gpu import Hint
 from ttftprof.model import (
     Action,
     Activity,
@@ -22,6 +21,16 @@ from ttftprof.model import (
     PythonTime,
     file_of_load,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """Something about the GPU worth saying when `phase` is to blame."""
+
+    phase: str
+    says: str
+    action: Action | None = None
+    evidence: tuple[Evidence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ the character that fills a block. A line is never wider than its layout.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
@@ -216,24 +216,41 @@ def _series_lanes(
 
 
 def _gpu_lanes(report: Report, window: Window, layout: Layout) -> Iterator[Text]:
-    """Memory and utilisation of each GPU, and copies to them; nothing where there is no GPU."""
-    for one in (s for s in report.series if s.name in ("gpu_memory_bytes", "gpu_busy")):
-        values = levels([one], window)
-        seen = [value for value in values if value is not None]
-        if not seen or not one.path:
+    """Memory, utilisation and link of each GPU, and copies to them; nothing where there is none."""
+    for one in report.series:
+        lane = _GPU_LANES.get(one.name)
+        seen = [v for v in levels([one], window) if v is not None] if lane and one.path else []
+        if lane is None or not seen:
             continue
-        label, full = f"{one.path.lower()} busy", 1.0
-        reading = f"peak {scale.percent(max(seen))}"
-        if one.name == "gpu_memory_bytes":
-            label, full = f"{one.path.lower()} memory", max(one.values)
-            reading = f"peak {scale.size(round(max(seen)))}"
-        yield layout.line(label, Text(bars(values, full), Style(color=_GPU)), reading)
+        full = 1.0 if one.unit == "share" else max(one.values)
+        body = Text(bars(levels([one], window), full), Style(color=_GPU))
+        label = f"{str(one.path).lower()} {lane.label}"
+        yield layout.line(label, body, f"{lane.kept} {lane.unit(lane.of(seen))}")
     copied = [s for s in report.series if s.name == "transfer_bytes" and s.ns]
     growth = rates(copied, window)
     peak = max((value for value in growth if value is not None), default=0.0)
     if peak:
         body = Text(bars(growth, peak), Style(color=_ACTIVITY_COLOUR["transfer"]))
         yield layout.line("to the GPU", body, f"peak {scale.rate(peak)}")
+
+
+@dataclass(frozen=True, slots=True)
+class _GpuLane:
+    """`kept`: what of the values is written beside the lane, as `of` finds it."""
+
+    label: str
+    unit: Callable[[float], str]
+    kept: str = "peak"
+    of: Callable[[Sequence[float]], float] = max
+
+
+_GPU_LANES = {
+    "gpu_memory_bytes": _GpuLane("memory", lambda value: scale.size(round(value))),
+    "gpu_busy": _GpuLane("busy", scale.percent),
+    "gpu_link_in": _GpuLane("link in", scale.rate),
+    "gpu_clock": _GpuLane("clock", lambda mhz: f"{mhz:.0f} MHz", "least", min),
+    "gpu_slowed": _GpuLane("slowed", scale.percent),
+}
 
 
 def _of_all_files(report: Report, name: str) -> list[Series]:

@@ -8,7 +8,7 @@ slices are made as they are asked for, never all of a recording at once. Pure; n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from ttftprof.activities import ACTIVITY_OF_WAIT
 from ttftprof.events import Kind, Records, Wait, duration_end
-from ttftprof.model import Phase, ProcessTrack, Report, Request, Series
+from ttftprof.gpu_facts import DriverSpan
+from ttftprof.model import Part, Phase, ProcessTrack, Report, Request, Series
 from ttftprof.reports import html_data, words
 from ttftprof.reports.safe import plain
 from ttftprof.timeline import Timeline, Waits
@@ -103,6 +104,8 @@ def _requests(report: Report, numbers: Iterator[int]) -> Iterator[Track]:
         yield Track(number, group, name, "request", list(_phases(request)))
         activities = [Slice(a.start_ns, a.end_ns, a.activity) for a in request.activities]
         yield Track(next(numbers), number, f"activities of {name}", "request", activities)
+        for part, pieces in sorted(_parts(request).items()):
+            yield Track(next(numbers), number, f"{part} of {name}", "request", pieces)
 
 
 def _phases(request: Request) -> Iterator[Slice]:
@@ -118,7 +121,19 @@ def _phases(request: Request) -> Iterator[Slice]:
         yield Slice(phase.start_ns, phase.end_ns, phase.phase, _evidence(phase))
 
 
-def _evidence(phase: Phase) -> dict[str, str | int]:
+def _parts(request: Request) -> dict[str, list[Slice]]:
+    """{part: a slice for each phase that has it}: parts overlap, so each has a track."""
+    found: dict[str, list[Slice]] = {}
+    for phase in request.phases:
+        for part in phase.parts:
+            facts = {"in": phase.phase, "spent ns": part.spent_ns, **_evidence(part)}
+            found.setdefault(part.part, []).append(
+                Slice(part.start_ns, part.end_ns, part.part, facts)
+            )
+    return found
+
+
+def _evidence(phase: Phase | Part) -> dict[str, str | int]:
     told = {f"evidence {n}": html_data.evidence_text(e) for n, e in enumerate(phase.evidence, 1)}
     return {"basis": phase.basis, **told}
 
@@ -152,15 +167,34 @@ def _waits(waits: Waits, start_ns: int, end_ns: int) -> Iterator[Slice]:
 def _calls(
     process: ProcessTrack, timeline: Timeline, parent: int, numbers: Iterator[int]
 ) -> Iterator[Track]:
-    by_thread: dict[int, list[Slice]] = {}
-    for call in sorted(timeline.calls_of(process.tgid), key=lambda c: (c.start_ns, -c.end_ns)):
+    """A track for each thread that called into the engine, and for each that called the driver."""
+    engine = [
+        (c.tid, Slice(c.start_ns, c.end_ns, plain(c.name, _NAME), {"value": c.value}))
+        for c in timeline.calls_of(process.tgid)
+    ]
+    driver = [
+        (c.tid, Slice(c.start_ns, c.end_ns, plain(c.name, _NAME), _driver_facts(c)))
+        for c in timeline.gpu.calls.get(process.tgid, ())
+    ]
+    for kind, calls in (("calls", engine), ("driver calls", driver)):
+        for tid, slices in sorted(_by_thread(process, calls).items()):
+            name = f"{kind} of thread {tid}"
+            yield Track(next(numbers), parent, name, "calls", _nested(slices), process.tgid, tid)
+
+
+def _by_thread(process: ProcessTrack, calls: Iterable[tuple[int, Slice]]) -> dict[int, list[Slice]]:
+    """The calls that began while the process lived, cut to its life, the outer before the inner."""
+    found: dict[int, list[Slice]] = {}
+    for tid, call in sorted(calls, key=lambda c: (c[1].start_ns, -c[1].end_ns)):
         if process.start_ns <= call.start_ns < process.end_ns:
-            end_ns = min(call.end_ns, process.end_ns)
-            piece = Slice(call.start_ns, end_ns, plain(call.name, _NAME), {"value": call.value})
-            by_thread.setdefault(call.tid, []).append(piece)
-    for tid, slices in sorted(by_thread.items()):
-        name = f"calls of thread {tid}"
-        yield Track(next(numbers), parent, name, "calls", _nested(slices), process.tgid, tid)
+            piece = replace(call, end_ns=min(call.end_ns, process.end_ns))
+            found.setdefault(tid, []).append(piece)
+    return found
+
+
+def _driver_facts(call: DriverSpan) -> dict[str, str | int]:
+    result = "not returned" if call.result is None else call.result
+    return {"bytes": call.size_bytes, "result": result, "stage": call.group}
 
 
 def _nested(slices: Iterable[Slice]) -> list[Slice]:

@@ -140,7 +140,7 @@
     }
     return into;
   }
-  const isTotal = (name) => /(_bytes|_faults)$/.test(name) && !/(cached|memory)_bytes$/.test(name);
+  const isTotal = (name) => /(_bytes|_faults)$/.test(name) && !/(cached|memory|process)_bytes$/.test(name);
   const fileName = (path) => path.split("/").pop() || path;
 
   let colours = {};
@@ -575,7 +575,7 @@
       const share = series.unit === "share";
       const full = total ? 0 : share ? 1 : series.v.reduce((a, b) => Math.max(a, b), 0);
       const peak = paintCurve(ctx, series, view, y + 3, height - 5, colour, full);
-      const unit = (value) => (share ? percent(value) : faults ? scaled(value, COUNTS, 3).trim() : series.unit === "bytes" ? size(value) : `${scaled(value, COUNTS, 3).trim()} ${series.unit}`);
+      const unit = (value) => (share ? percent(value) : faults ? scaled(value, COUNTS, 3).trim() : series.unit === "bytes" ? size(value) : series.unit === "bytes/s" ? `${size(value)}/s` : `${scaled(value, COUNTS, 3).trim()} ${series.unit}`);
       lane.unit = (value) => unit(value) + (total ? "/s" : "");
       const text = peak ? `${total ? "peak " : "max "}${lane.unit(peak)}` : "none";
       if (lane.reading.textContent !== text) lane.reading.textContent = text;
