@@ -34,6 +34,8 @@ from ttftprof.kernel.session import (
     kernel_function,
 )
 from ttftprof.kernel.table import PROBES, Probe
+from ttftprof.sources import drm, nvml
+from ttftprof.sources.gpu import GpuAbsent, Vendor
 from ttftprof.sources.processes import ProcessFacts, has_host_pids
 from ttftprof.target import describe, running_servers
 
@@ -592,39 +594,37 @@ def display_vendors(machine: Machine) -> set[str]:
     return vendors
 
 
-def ask_nvml() -> str:
-    """Driver and devices in one line; raises `pynvml.NVMLError`."""
-    import pynvml
-
-    nvml: Any = pynvml  # it declares no types
-    nvml.nvmlInit()
-    try:
-        driver = nvml.nvmlSystemGetDriverVersion()
-        devices = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-        names = [nvml.nvmlDeviceGetName(device) for device in devices]
-    finally:
-        nvml.nvmlShutdown()
-    return f"driver {driver}, {', '.join(names) or 'no device'}"
+def ask_gpus() -> str:
+    """Driver and devices of each make in one line, "" if there is none to ask. Raises `GpuAbsent`
+    for a library that does not work."""
+    found = (nvml.find(), drm.find())
+    return "; ".join(_describe_gpus(vendor) for vendor in found if vendor is not None)
 
 
-_NVIDIA, _AMD = "0x10de", "0x1002"
+def _describe_gpus(vendor: Vendor) -> str:
+    devices = vendor.open()
+    vendor.close()
+    names = ", ".join(str(device["name"]) for device in devices)
+    return f"{vendor.name}: driver {devices[0].get('driver') or 'unknown'}, {names}"
 
 
-def check_gpu(machine: Machine, ask: Callable[[], str] = ask_nvml) -> Check:
-    vendors = display_vendors(machine)
+_NVIDIA = "0x10de"
+
+
+def check_gpu(machine: Machine, ask: Callable[[], str] = ask_gpus) -> Check:
     cost = "GPU memory, load and copies are not sampled"
     try:
-        return Check("GPU", OK, f"NVML: {ask()}")
+        found, reason = ask(), "NVML Shared Library Not Found"
+    except GpuAbsent as absent:
+        found, reason = "", absent.reason
     except ImportError:
-        reason, fix = "the Python package is not installed", "pip install nvidia-ml-py"
-    except Exception as error:  # pynvml's own family, which cannot be named without it
-        reason = str(error)
-        fix = _nvml_fix(reason, machine)
-    if _NVIDIA in vendors:
-        return Check("GPU", MISSING, f"NVIDIA, but NVML says: {reason}", cost, fix)
-    if _AMD in vendors:
-        return Check("GPU", DEGRADED, "AMD, which has no NVML", cost, "none yet")
-    return Check("GPU", OK, "no NVIDIA GPU here, so nothing to sample")
+        fix = "pip install nvidia-ml-py"
+        return Check("GPU", MISSING, "the Python package of NVML is not installed", cost, fix)
+    if found:
+        return Check("GPU", OK, found)
+    if _NVIDIA in display_vendors(machine):
+        return Check("GPU", MISSING, f"NVIDIA, but {reason}", cost, _nvml_fix(reason, machine))
+    return Check("GPU", OK, "none here, so nothing to sample")
 
 
 def _nvml_fix(reason: str, machine: Machine) -> str:

@@ -26,25 +26,20 @@ _LANE_RATE = {1: 250e6, 2: 500e6, 3: 985e6, 4: 1969e6, 5: 3938e6, 6: 7563e6}
 _SLOWED = 0x04 | 0x08 | 0x20 | 0x40 | 0x80
 _SERIES_POINTS = 4_000
 _LATE_NS = 2_000_000
-# What a call of NVML asks; "" if nobody misses the answer.
+# What a call of NVML asks, and the field that has it if another call answered.
 _QUESTIONS = {
-    "nvmlDeviceGetMigMode": "",
-    "nvmlDeviceGetMaxMigDeviceCount": "",
-    "nvmlDeviceGetFieldValues": "",
-    "nvmlDeviceGetMemoryInfo": "memory",
-    "nvmlDeviceGetUtilizationRates": "utilisation",
-    "nvmlDeviceGetSamples": "utilisation",
-    "nvmlDeviceGetComputeRunningProcesses_v3": "processes",
-    "nvmlDeviceGetGraphicsRunningProcesses_v3": "",
-    "nvmlDeviceGetPcieThroughput": "link traffic",
-    "nvmlDeviceGetCurrPcieLinkGeneration": "link",
-    "nvmlDeviceGetCurrPcieLinkWidth": "link",
-    "nvmlDeviceGetMaxPcieLinkGeneration": "link's maximum",
-    "nvmlDeviceGetMaxPcieLinkWidth": "link's maximum",
-    "nvmlDeviceGetClockInfo": "clocks",
-    "nvmlDeviceGetPerformanceState": "performance state",
-    "nvmlDeviceGetCurrentClocksThrottleReasons": "throttle reasons",
-    "nvmlDeviceGetPersistenceMode": "persistence mode",
+    "nvmlDeviceGetMemoryInfo": ("memory", Valid.USED),
+    "nvmlDeviceGetUtilizationRates": ("utilisation", Valid.BUSY),
+    "nvmlDeviceGetComputeRunningProcesses_v3": ("processes", None),
+    "nvmlDeviceGetPcieThroughput": ("link traffic", Valid.RX),
+    "nvmlDeviceGetCurrPcieLinkGeneration": ("link", Valid.LINK),
+    "nvmlDeviceGetCurrPcieLinkWidth": ("link", Valid.LINK),
+    "nvmlDeviceGetMaxPcieLinkGeneration": ("link's maximum", None),
+    "nvmlDeviceGetMaxPcieLinkWidth": ("link's maximum", None),
+    "nvmlDeviceGetClockInfo": ("clocks", Valid.CLOCKS),
+    "nvmlDeviceGetPerformanceState": ("performance state", Valid.PSTATE),
+    "nvmlDeviceGetCurrentClocksThrottleReasons": ("throttle reasons", Valid.THROTTLE),
+    "nvmlDeviceGetPersistenceMode": ("persistence mode", None),
 }
 _PROCESSES = 8  # of one device that have a curve of their own
 
@@ -85,11 +80,13 @@ def _inside(calls: Iterable[DriverSpan], window: Span) -> list[DriverSpan]:
 def notes_of(timeline: Timeline) -> list[str]:
     """What devices do not tell, and how far their samples came off their schedule."""
     notes = []
-    for index, fact in sorted(timeline.gpu.devices.items()):
-        calls = [r.call for r in timeline.gpu.refused if r.device == index]
-        if calls and fact.get("parent") is None:
-            asked = ", ".join(sorted({_QUESTIONS.get(c, c) for c in calls} - {""}))
-            notes += [f"GPU {index} does not tell its {asked}"] if asked else []
+    for index in sorted(timeline.gpu.devices):
+        asked = [_QUESTIONS.get(r.call) for r in timeline.gpu.refused if r.device == index]
+        missing = {
+            q[0] for q in asked if q and not (q[1] and len(timeline.gpu.of_device(index, q[1])))
+        }
+        if missing:
+            notes.append(f"GPU {index} does not tell its {', '.join(sorted(missing))}")
     rows = timeline.gpu.samples[timeline.gpu.samples["took_ns"] > 0]
     if len(rows) and (late_ns := int(np.median(rows["late_ns"]))) > _LATE_NS:
         notes.append(f"samples of the GPU came {late_ns / 1e6:.0f} ms late at the median")
@@ -149,7 +146,7 @@ _CURVES = (
     _Curve("gpu_link_out", "bytes/s", Valid.TX, lambda rows: rows["tx_bytes_per_s"], rare=True),
     _Curve("gpu_link_speed", "bytes/s", Valid.LINK, _link_rates),
     _Curve("gpu_clock", "MHz", Valid.CLOCKS, lambda rows: rows["core_mhz"]),
-    _Curve("gpu_memory_clock", "MHz", Valid.CLOCKS, lambda rows: rows["memory_mhz"]),
+    _Curve("gpu_memory_clock", "MHz", Valid.CLOCKS, lambda rows: rows["memory_mhz"], rare=True),
     _Curve("gpu_pstate", "P", Valid.PSTATE, lambda rows: rows["pstate"], rare=True),
     _Curve("gpu_slowed", "share", Valid.THROTTLE, _slowed, rare=True),
 )

@@ -25,6 +25,7 @@ from ttftprof.gpu_facts import DriverSpan
 from ttftprof.gpu_parts import with_parts
 from ttftprof.gpu_rows import Valid
 from ttftprof.model import Phase
+from ttftprof.sources.gpu import NO_GPU
 from ttftprof.timeline import Timeline, build
 from workloads.cache import drop_cache, make_model
 
@@ -257,9 +258,9 @@ def test_no_gpu_is_one_line_and_no_warning(tmp_path: Path) -> None:
     process.wait()
     report = recorded.report()
     (source,) = [s for s in report.sources if s.name == "gpu"]
-    assert (source.state, source.reason) == ("absent", "no NVIDIA driver library")
+    assert (source.state, source.reason) == ("absent", NO_GPU)
     assert not [w for w in warnings(report) if "gpu" in w]
-    assert [n for n in report.notes if "GPU" in n] == ["no GPU is shown: no NVIDIA driver library"]
+    assert [n for n in report.notes if "GPU" in n] == [f"no GPU is shown: {NO_GPU}"]
     with recorded.reader() as reader:
         assert not len(reader.stream("gpu"))
 

@@ -15,6 +15,7 @@ GIB = 1 << 30
 # As in fake_nvml.c; per device where an index is added.
 USED, BUSY, LOST, PID, TOTAL = 0, 8, 16, 24, 32
 COUNT, PERSISTENCE, LINK, RX = 40, 41, 42, 43
+COUNTS, RECEIVED, SENT, DRAWS = 44, 45, 46, 47
 HANG_MS, DELAY_US, CALLS, INSTANCES, INIT_ERROR = 48, 49, 50, 51, 52
 
 

@@ -26,6 +26,10 @@ enum {
 	PERSISTENCE = 41,
 	LINK = 42,	 /* generation now, max, width now, max: a byte each */
 	RX = 43,	 /* KB/s */
+	COUNTS = 44,	 /* whether the link's bytes are counted; how many came, how many went */
+	RECEIVED = 45,
+	SENT = 46,
+	DRAWS = 47, /* whose memory is that of a process that draws, not of one that computes */
 	HANG_MS = 48,	 /* the next call for memory takes this long, once */
 	DELAY_US = 49,
 	CALLS = 50,
@@ -216,18 +220,53 @@ struct process {
 	unsigned gpu_instance, compute_instance;
 };
 
-int nvmlDeviceGetComputeRunningProcesses_v3(uintptr_t handle, unsigned *count, struct process *out)
+static int running(uint64_t pid, uint64_t used, unsigned *count, struct process *out)
 {
-	uintptr_t index = (handle - 1) % 8;
 	unsigned room = *count;
 
-	BEGIN(handle);
-	*count = state[PID + index] && state[USED + index] ? 1 : 0;
+	*count = pid && used ? 1 : 0;
 	if (!*count)
 		return SUCCESS;
 	if (!out || room < 1)
 		return SHORT;
-	out[0] = (struct process){state[PID + index], state[USED + index], ~0u, ~0u};
+	out[0] = (struct process){pid, used, ~0u, ~0u};
+	return SUCCESS;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(uintptr_t handle, unsigned *count, struct process *out)
+{
+	uintptr_t index = (handle - 1) % 8;
+
+	BEGIN(handle);
+	return running(state[PID + index], state[USED + index], count, out);
+}
+
+int nvmlDeviceGetGraphicsRunningProcesses_v3(uintptr_t handle, unsigned *count, struct process *out)
+{
+	BEGIN(handle);
+	return running(state[DRAWS], 1 << 20, count, out);
+}
+
+struct field {
+	unsigned id, scope;
+	long long timestamp, latency_us;
+	unsigned type, failed;
+	unsigned long long value;
+};
+
+/* Running counts, renewed each 20 ms, with the wall time of that in microseconds. */
+int nvmlDeviceGetFieldValues(uintptr_t handle, int count, struct field *fields)
+{
+	struct timespec now;
+
+	BEGIN(handle);
+	clock_gettime(CLOCK_REALTIME, &now);
+	for (struct field *f = fields; f < fields + count; f++) {
+		f->failed = !state[COUNTS] ? NOT_SUPPORTED : f->id == 197 || f->id == 198 ? SUCCESS : INVALID;
+		f->type = 3; /* NVML_VALUE_TYPE_UNSIGNED_LONG_LONG */
+		f->timestamp = (now.tv_sec * 1000000ll + now.tv_nsec / 1000) / 20000 * 20000;
+		f->value = state[f->id == 198 ? RECEIVED : SENT];
+	}
 	return SUCCESS;
 }
 

@@ -21,7 +21,10 @@ from ttftprof.kernel import permission
 from ttftprof.kernel.libbpf import BpfError
 from ttftprof.kernel.session import ProbeState
 from ttftprof.kernel.table import PROBES
+from ttftprof.sources import drm
+from ttftprof.sources.gpu import GpuAbsent
 from ttftprof.sources.processes import ProcessFacts
+from unit.trees import unpack
 
 ALL = {name: True for probe in PROBES for name, _ in probe.needs}
 NOBODY = 65534
@@ -346,7 +349,7 @@ def with_device(tmp_path: Path, vendor: str, kind: str = "0x030200") -> Machine:
 
 
 def test_no_gpu_is_nothing_to_miss(tmp_path: Path) -> None:
-    absent = nvml_says(RuntimeError("NVML Shared Library Not Found"))
+    absent = nvml_says("")
     assert doctor.check_gpu(machine(tmp_path), absent).state == "ok"
     network_card = with_device(tmp_path, "0x10de", kind="0x020000")
     assert doctor.check_gpu(network_card, absent).state == "ok"
@@ -354,8 +357,11 @@ def test_no_gpu_is_nothing_to_miss(tmp_path: Path) -> None:
 
 def test_a_gpu_without_its_library(tmp_path: Path) -> None:
     here = with_device(tmp_path, "0x10de")
-    for reason in ("NVML Shared Library Not Found", "Driver Not Loaded"):
-        check = doctor.check_gpu(here, nvml_says(RuntimeError(reason)))
+    for answer, reason in (
+        ("", "Library Not Found"),
+        (GpuAbsent("Driver Not Loaded"), "Driver Not"),
+    ):
+        check = doctor.check_gpu(here, nvml_says(answer))
         assert_helps(check, "missing")
         assert reason in check.found
     assert "pip install" in doctor.check_gpu(here, nvml_says(ImportError("pynvml"))).fix
@@ -363,9 +369,13 @@ def test_a_gpu_without_its_library(tmp_path: Path) -> None:
 
 def test_gpus_that_answer_or_are_of_another_make(tmp_path: Path) -> None:
     here = machine(tmp_path)
-    assert "H200" in doctor.check_gpu(here, nvml_says("driver 570, H200")).found
-    amd = with_device(tmp_path, "0x1002")
-    assert_helps(doctor.check_gpu(amd, nvml_says(RuntimeError("no library"))), "degraded")
+    assert "H200" in doctor.check_gpu(here, nvml_says("nvml: driver 570, H200")).found
+    unpack("gpu/amdgpu", tmp_path)
+    found = drm.find(tmp_path / "sys", tmp_path / "proc")
+    assert found is not None
+    told = doctor._describe_gpus(found)
+    assert told == "drm: driver amdgpu, Radeon RX 7900 XTX"
+    assert doctor.check_gpu(here, nvml_says(told)).state == "ok"
 
 
 def test_pyspy() -> None:

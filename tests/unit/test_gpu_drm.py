@@ -1,4 +1,4 @@
-"""AMD by sysfs and any DRM device by fdinfo, from files in their documented formats."""
+"""AMD by sysfs and any DRM device by fdinfo, from machines kept in the documented formats."""
 
 from __future__ import annotations
 
@@ -9,144 +9,134 @@ import pytest
 from ttftprof.gpu_rows import Valid
 from ttftprof.sources import drm
 from ttftprof.sources.gpu import DeviceLost
+from unit.trees import unpack
 
 MIB = 1 << 20
-
-AMD = {
-    "vendor": "0x1002\n", "device": "0x744c\n", "product_name": "Radeon RX 7900 XTX\n",
-    "mem_info_vram_total": "25753026560\n", "mem_info_vram_used": "1104326656\n",
-    "gpu_busy_percent": "42\n", "current_link_speed": "2.5 GT/s PCIe\n",
-    "max_link_speed": "16.0 GT/s PCIe\n", "current_link_width": "8\n", "max_link_width": "16\n",
-}  # fmt: skip
-INTEL = {"vendor": "0x8086\n", "device": "0x56a0\n"}
-
-# Documentation/gpu/drm-usage-stats.rst; two descriptors of one client, one of another.
-AMDGPU_FDINFO = """pos:\t0
-flags:\t02100002
-mnt_id:\t26
-ino:\t1076
-drm-driver:\tamdgpu
-drm-client-id:\t{client}
-drm-pdev:\t0000:03:00.0
-pasid:\t32771
-drm-total-cpu:\t0
-drm-shared-vram:\t0
-drm-total-vram:\t{vram} KiB
-drm-resident-vram:\t{vram} KiB
-drm-purgeable-vram:\t0
-drm-total-gtt:\t2048 KiB
-drm-resident-gtt:\t2048 KiB
-drm-memory-vram:\t{vram} KiB
-drm-engine-gfx:\t{ns} ns
-drm-engine-compute:\t1000000 ns
-"""
-I915_FDINFO = """drm-driver:\ti915
-drm-client-id:\t7
-drm-pdev:\t0000:00:02.0
-drm-total-system0:\t64 MiB
-drm-resident-system0:\t32 MiB
-drm-active-system0:\t0
-drm-engine-render:\t{ns} ns
-drm-engine-capacity-video:\t2
-"""
+PROCESS = 70
 
 
-def card(root: Path, number: int, slot: str, driver: str, files: dict[str, str]) -> Path:
-    """A card as sysfs shows it; returns its device folder."""
-    device = root / "sys/devices" / slot
-    (device / f"drm/renderD{128 + number}").mkdir(parents=True)
-    (root / "sys/drivers" / driver).mkdir(parents=True, exist_ok=True)
-    (device / "driver").symlink_to(root / "sys/drivers" / driver)
-    for name, text in files.items():
-        (device / name).write_text(text)
-    entry = root / f"sys/class/drm/card{number}"
-    entry.mkdir(parents=True)
-    (entry / "device").symlink_to(device)
-    (root / f"sys/class/drm/card{number}-DP-1").mkdir()
-    return device
-
-
-def client(root: Path, tgid: int, fd: int, text: str, path: str = "/dev/dri/renderD128") -> None:
-    process = root / "proc" / str(tgid)
-    for name in ("fd", "fdinfo"):
-        (process / name).mkdir(parents=True, exist_ok=True)
-    link = process / "fd" / str(fd)
-    link.unlink(missing_ok=True)
-    link.symlink_to(path)
-    (process / "fdinfo" / str(fd)).write_text(text)
-
-
-def found(root: Path) -> drm.Drm:
+def found(name: str, root: Path) -> drm.Drm:
+    """The devices of a machine of tests/fixtures/gpu, with its one process followed."""
+    unpack(f"gpu/{name}", root)
     vendor = drm.find(root / "sys", root / "proc")
     assert isinstance(vendor, drm.Drm)
+    vendor.follow(frozenset({PROCESS, 71}))
     return vendor
 
 
+def write(root: Path, fd: int, old: str, new: str) -> None:
+    """The machine goes on: a number in an fdinfo becomes another."""
+    path = root / f"proc/{PROCESS}/fdinfo/{fd}"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
 def test_an_amd_card(tmp_path: Path) -> None:
-    card(tmp_path, 0, "0000:03:00.0", "amdgpu", AMD)
-    vendor = found(tmp_path)
-    (fact,) = vendor.open()
-    assert (fact["vendor"], fact["name"], fact["driver"]) == (
-        "amd", "Radeon RX 7900 XTX", "amdgpu"
-    )  # fmt: skip
-    assert (fact["total_bytes"], fact["link_gen_max"], fact["link_width_max"]) == (
-        25753026560, 4, 16
-    )  # fmt: skip
-    look = vendor.look(0, 0)
-    assert look.valid == Valid.USED | Valid.BUSY | Valid.LINK
-    assert look.values == {
-        "used_bytes": 1104326656, "busy_percent": 42, "link_gen": 1, "link_width": 8
+    vendor = found("amdgpu", tmp_path)
+    assert vendor.open() == [
+        {
+            "index": 0, "parent": None, "vendor": "amd", "source": "drm", "driver": "amdgpu",
+            "name": "Radeon RX 7900 XTX", "pci": "0000:03:00.0", "total_bytes": 25753026560,
+            "persistence": None, "link_gen_max": 4, "link_width_max": 16,
+        }
+    ]  # fmt: skip
+    looks = [vendor.look(0, turn) for turn in (0, 1, -1)]
+    assert [look.valid for look in looks] == [
+        Valid.USED | Valid.BUSY, Valid.USED | Valid.LINK | Valid.CLOCKS, Valid.USED
+    ]  # fmt: skip
+    assert {**looks[0].values, **looks[1].values} == {
+        "used_bytes": 1104326656, "busy_percent": 42, "link_gen": 1, "link_width": 8,
+        "core_mhz": 2304, "memory_mhz": 1249,
     }  # fmt: skip
-    assert vendor.look(0, 1).valid == Valid.USED
 
 
 def test_memory_by_process_counts_a_shared_client_once(tmp_path: Path) -> None:
-    card(tmp_path, 0, "0000:03:00.0", "amdgpu", AMD)
-    first = AMDGPU_FDINFO.format(client=5, vram=1024, ns=10)
-    client(tmp_path, 70, 4, first)
-    client(tmp_path, 70, 9, first)
-    client(tmp_path, 70, 11, AMDGPU_FDINFO.format(client=6, vram=512, ns=10))
-    client(tmp_path, 70, 12, "drm-pdev:\t0000:03:00.0\n", path="/var/log/some.log")
-    vendor = found(tmp_path)
+    vendor = found("amdgpu", tmp_path)
     vendor.open()
-    vendor.follow(frozenset({70, 71}))
-    assert vendor.look(0, 0).processes == {70: 1536 << 10}
+    assert vendor.look(0, 0).processes == {PROCESS: 1536 << 10}
+
+
+def test_an_amd_card_of_an_older_kernel(tmp_path: Path) -> None:
+    """How busy it was is what its engines worked between two looks."""
+    vendor = found("amdgpu_6_1", tmp_path)
+    (fact,) = vendor.open()
+    assert (fact["name"], fact["total_bytes"]) == ("amd 0x73bf", 17163091968)
+    look = vendor.look(0, 0)
+    assert (look.values, look.processes) == ({"used_bytes": 4 << 30}, {PROCESS: 3000 * MIB})
 
 
 def test_a_device_without_memory_of_its_own(tmp_path: Path) -> None:
     """Its memory is the system's; how busy it was is what its engines worked between two looks."""
-    card(tmp_path, 0, "0000:00:02.0", "i915", INTEL)
+    unpack("gpu/i915", tmp_path)
     clock = iter([1_000_000_000, 1_100_000_000])
     vendor = drm.Drm([tmp_path / "sys/class/drm/card0/device"], tmp_path / "proc", clock.__next__)
     (fact,) = vendor.open()
     assert (fact["vendor"], fact["total_bytes"], fact["name"]) == ("intel", None, "intel 0x56a0")
-    vendor.follow(frozenset({70}))
-    client(tmp_path, 70, 4, I915_FDINFO.format(ns=5_000_000))
+    vendor.follow(frozenset({PROCESS}))
     assert vendor.look(0, 0).values == {"used_bytes": 32 * MIB}
-    client(tmp_path, 70, 4, I915_FDINFO.format(ns=30_000_000))
-    assert vendor.look(0, 5).values == {"used_bytes": 32 * MIB, "busy_percent": 25}
+    write(tmp_path, 4, "render:\t5000000 ns", "render:\t30000000 ns")
+    assert vendor.look(0, 1).values == {"core_mhz": 1150, "memory_mhz": 0}
+    assert vendor.look(0, 2).values == {"used_bytes": 32 * MIB, "busy_percent": 25}
+
+
+def test_a_device_whose_engines_count_cycles(tmp_path: Path) -> None:
+    vendor = found("xe", tmp_path)
+    vendor.open()
+    first = vendor.look(0, 0)
+    assert (first.values, first.processes) == (
+        {"used_bytes": 4608 * MIB}, {PROCESS: 4608 * MIB}
+    )  # fmt: skip
+    write(tmp_path, 21, "28257900", "28257960")
+    write(tmp_path, 21, "7655183225", "7655183325")
+    assert vendor.look(0, 2).values["busy_percent"] == 60
+    state = vendor.look(0, 3).values
+    assert (state["link_gen"], state["link_width"], state["core_mhz"]) == (4, 8, 2850)
+
+
+def test_a_descriptor_that_comes_later_is_found_within_a_second(tmp_path: Path) -> None:
+    vendor = found("xe", tmp_path)
+    vendor.open()
+    assert vendor.look(0, 0).processes == {PROCESS: 4608 * MIB}
+    text = (tmp_path / f"proc/{PROCESS}/fdinfo/21").read_text()
+    for fd in (22, 23):
+        (tmp_path / f"proc/{PROCESS}/fd/{fd}").symlink_to("/dev/dri/renderD128")
+        client = text.replace("client-id:\t3", f"client-id:\t{fd}")
+        (tmp_path / f"proc/{PROCESS}/fdinfo/{fd}").write_text(client)
+    assert vendor.look(0, 2).processes == {PROCESS: 4608 * MIB}
+    assert vendor.look(0, 26).processes == {PROCESS: 3 * 4608 * MIB}
 
 
 def test_what_is_nvmls_and_what_cannot_render_is_left_alone(tmp_path: Path) -> None:
-    card(tmp_path, 0, "0000:01:00.0", "nvidia", {"vendor": "0x10de\n"})
-    device = card(tmp_path, 1, "0000:04:00.0", "ast", {"vendor": "0x1a03\n"})
-    (device / "drm/renderD129").rmdir()
+    unpack("gpu/xe", tmp_path)
+    device = tmp_path / "sys/devices/pci0000:00/0000:04:00.0"
+    (device / "driver").unlink()
+    (device / "driver").symlink_to("../../../bus/pci/drivers/nvidia")
     assert drm.find(tmp_path / "sys", tmp_path / "proc") is None
+    unpack("gpu/i915", tmp_path / "other")
+    render = tmp_path / "other/sys/devices/pci0000:00/0000:00:02.0/drm/renderD128"
+    render.rename(render.with_name("card0-without"))
+    assert drm.find(tmp_path / "other/sys", tmp_path / "other/proc") is None
     assert drm.find(tmp_path / "nothing", tmp_path / "proc") is None
 
 
 def test_a_card_that_goes(tmp_path: Path) -> None:
-    device = card(tmp_path, 0, "0000:03:00.0", "amdgpu", AMD)
-    vendor = found(tmp_path)
+    vendor = found("amdgpu", tmp_path)
     vendor.open()
-    device.rename(tmp_path / "away")
+    (tmp_path / "sys/devices/pci0000:00/0000:03:00.0").rename(tmp_path / "away")
     with pytest.raises(DeviceLost):
         vendor.look(0, 0)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "drm-", "drm-total-vram: x\n", "drm-memory-vram: -5 KiB\ndrm-engine-gfx: ns\n"]
-)
+    "text",
+    [
+        "", "drm-", "drm-total-vram: x\n", "drm-memory-vram: -5 KiB\ndrm-engine-gfx: ns\n",
+        "drm-cycles-rcs: -\ndrm-total-cycles-rcs: 1x\n",
+    ],
+)  # fmt: skip
 def test_damaged_fdinfo_is_nothing(text: str, tmp_path: Path) -> None:
-    client(tmp_path, 70, 4, "drm-pdev: a\ndrm-client-id: 1\n" + text)
-    assert drm.usage_of(tmp_path / "proc", 70) == {"a": drm.Usage(0, 0)}
+    unpack("gpu/xe", tmp_path)
+    path = tmp_path / f"proc/{PROCESS}/fdinfo/21"
+    path.write_text("drm-pdev: a\ndrm-client-id: 1\n" + text)
+    assert drm.usage_of(tmp_path / "proc", PROCESS, ["21", "99"]) == {"a": drm.Usage()}

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +17,11 @@ import pytest
 
 from lab import fake_gpu
 from lab.fake_gpu import GIB, State
-from ttftprof.clock import NS_PER_MS, now_ns
+from ttftprof.clock import NS_PER_MS, NS_PER_S, now_ns
+from ttftprof.events import Records
 from ttftprof.gpu_rows import GPU_ROW, Valid
 from ttftprof.sources import gpu, nvml
-from ttftprof.sources.gpu import Drained, Gpus, Look, Sampler, Schedule, Vendor
+from ttftprof.sources.gpu import Drained, Gpus, Look, Pace, Sampler, Schedule, Vendor
 
 MIB = 1 << 20
 
@@ -41,15 +45,15 @@ class Slow(Vendor):
     name = "slow"
 
     def __init__(self, clock: Clock) -> None:
-        self.clock, self.takes_ms, self.ticks = clock, 0.0, list[int]()
+        self.clock, self.takes_ms, self.turns = clock, 0.0, list[int]()
 
     def open(self) -> list[dict[str, Any]]:
         return [{"index": 0, "name": "slow"}]
 
-    def look(self, device: int, tick: int) -> Look:
-        self.ticks.append(tick)
+    def look(self, device: int, turn: int) -> Look:
+        self.turns.append(turn)
         self.clock.move(self.takes_ms)
-        return Look(Valid.USED, {"used_bytes": tick})
+        return Look(Valid.USED, {"used_bytes": turn})
 
     def close(self) -> None:
         return
@@ -75,7 +79,7 @@ def test_lateness_is_recorded_and_not_handed_on() -> None:
     schedule = Schedule(clock(), gpu.PERIOD_NS)
     for late_ms in (0, 3, 0, 50, 1):
         clock.ns = schedule.due_ns + late_ms * NS_PER_MS
-        sampler.sample(schedule)
+        sampler.sample(schedule, schedule.tick)
     rows = sampler.drain().rows
     assert (rows["late_ns"] // NS_PER_MS).tolist() == [0, 3, 0, 50, 1]
     # Two moments passed during the one that was 50 ms late; the next are where they always were.
@@ -91,7 +95,7 @@ def test_a_slow_look_is_timed_and_costs_moments_not_the_schedule() -> None:
     schedule = Schedule(clock(), gpu.PERIOD_NS)
     began = schedule.due_ns
     vendor.takes_ms = 45
-    sampler.sample(schedule)
+    sampler.sample(schedule, 0)
     assert sampler.drain().rows["took_ns"].tolist() == [45 * NS_PER_MS]
     assert schedule.due_ns == began + 3 * gpu.PERIOD_NS
 
@@ -130,8 +134,8 @@ def opened() -> Sampler:
 
 def look(sampler: Sampler, times: int = 1) -> Drained:
     schedule = Schedule(now_ns(), gpu.PERIOD_NS)
-    for _ in range(times):
-        sampler.sample(schedule)
+    for turn in range(times):
+        sampler.sample(schedule, turn)
         schedule.due_ns = now_ns()
     return sampler.drain()
 
@@ -144,20 +148,21 @@ def test_a_device_and_its_numbers(state: State) -> None:
     state[fake_gpu.USED], state[fake_gpu.BUSY], state[fake_gpu.PID] = 3 * GIB, 37, 1234
     state[fake_gpu.PERSISTENCE] = 1
     state.link(1, 4, 8, 16)
-    drained = look(opened())
+    drained = look(opened(), 2)
     (device,) = facts(drained, "gpu")
     assert device == {
         "index": 0, "parent": None, "vendor": "nvidia", "source": "nvml", "name": "Fake GPU",
         "pci": "00000000:01:00.0", "driver": "999.88", "total_bytes": 8 * GIB,
         "persistence": True, "link_gen_max": 4, "link_width_max": 16,
     }  # fmt: skip
-    (row,) = drained.rows
-    assert Valid(int(row["valid"])) == (
-        Valid.USED | Valid.BUSY | Valid.PSTATE | Valid.LINK | Valid.CLOCKS | Valid.THROTTLE
+    does, is_in = drained.rows
+    assert Valid(int(does["valid"])) == Valid.USED | Valid.BUSY
+    assert Valid(int(is_in["valid"])) == (
+        Valid.USED | Valid.PSTATE | Valid.LINK | Valid.CLOCKS | Valid.THROTTLE
     )
-    assert (row["used_bytes"], row["busy_percent"], row["pstate"]) == (3 * GIB, 37, 2)
-    assert (row["link_gen"], row["link_width"], row["throttle"]) == (1, 8, 4)
-    assert (row["core_mhz"], row["memory_mhz"]) == (1500, 9001)
+    assert (does["used_bytes"], does["busy_percent"], is_in["pstate"]) == (3 * GIB, 37, 2)
+    assert (is_in["link_gen"], is_in["link_width"], is_in["throttle"]) == (1, 8, 4)
+    assert (is_in["core_mhz"], is_in["memory_mhz"]) == (1500, 9001)
     assert drained.process_rows[["device", "tgid", "used_bytes"]].tolist() == [(0, 1234, 3 * GIB)]
 
 
@@ -167,7 +172,7 @@ def test_a_process_is_told_when_it_changes_and_when_it_is_gone(state: State) -> 
     for used in (MIB, MIB, 2 * MIB, 0):
         state[fake_gpu.USED] = used
         look_at = Schedule(now_ns(), gpu.PERIOD_NS)
-        sampler.sample(look_at)
+        sampler.sample(look_at, 0)
     rows = sampler.drain().process_rows
     assert rows[["tgid", "used_bytes"]].tolist() == [(7, MIB), (7, 2 * MIB), (7, 0)]
 
@@ -179,18 +184,19 @@ def test_what_is_not_supported_is_told_once_and_not_asked_again(
         "FAKE_GPU_REFUSES", "nvmlDeviceGetUtilizationRates nvmlDeviceGetPcieThroughput"
     )
     sampler = opened()
-    sampler.sample_slowly()
-    first = look(sampler, 11)
-    sampler.sample_slowly()
-    before = state[fake_gpu.CALLS]
-    again = look(sampler)  # the 12th look is at memory, processes and the rest, not at the refused
-    assert [f["call"] for f in facts(first, "gpu_refused")] == [
-        "nvmlDeviceGetMigMode", "nvmlDeviceGetPcieThroughput", "nvmlDeviceGetPcieThroughput",
-        "nvmlDeviceGetUtilizationRates",
+    first = look(sampler, 3)
+    sampler.sample_slowly(0)
+    told = [*facts(first, "gpu_refused"), *facts(look(sampler), "gpu_refused")]
+    assert [f["call"] for f in told] == [
+        "nvmlDeviceGetMigMode", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetPcieThroughput",
+        "nvmlDeviceGetPcieThroughput",
     ]  # fmt: skip
+    sampler.sample_slowly(1)
+    before = state[fake_gpu.CALLS]
+    again = look(sampler)  # at memory and processes, not at what was refused
     assert facts(again, "gpu_refused") == []
     assert not any(int(row["valid"]) & Valid.BUSY for row in first.rows if row["error_ns"] == 0)
-    assert state[fake_gpu.CALLS] - before < 10
+    assert state[fake_gpu.CALLS] - before < 5
     source = Gpus([])
     source._samplers = [sampler]
     assert source.source().state == "ok"
@@ -228,6 +234,46 @@ def test_instances_of_a_partitioned_gpu(state: State) -> None:
     assert drained.rows["device"].tolist() == [0, 1, 2]
 
 
+def test_a_gpu_lost_before_recording_began(state: State) -> None:
+    state[fake_gpu.COUNT], state[fake_gpu.LOST] = 2, 1
+    sampler = opened()
+    assert look(sampler).rows["device"].tolist() == [1]
+
+
+def test_the_links_traffic_from_running_counts(state: State) -> None:
+    """Exact between two looks, by the driver's own stamps; where they are, no rate is asked for."""
+    state[fake_gpu.COUNTS] = 1
+    sampler = opened()
+    look(sampler)
+    time.sleep(0.045)
+    state[fake_gpu.RECEIVED], state[fake_gpu.SENT] = 6_000_000, 600_000
+    (row,) = look(sampler).rows
+    assert Valid(int(row["valid"])) & (Valid.RX | Valid.TX) == Valid.RX | Valid.TX
+    passed_ms = 6_000_000_000 / int(row["rx_bytes_per_s"])
+    assert passed_ms % 20 == 0
+    assert passed_ms >= 40
+    assert int(row["rx_bytes_per_s"]) == 10 * int(row["tx_bytes_per_s"])
+    sampler.sample_slowly(1)
+    assert not len(sampler.drain().rows)
+
+
+def test_the_links_traffic_where_it_is_not_counted(state: State) -> None:
+    state[fake_gpu.RX] = 123_000
+    sampler = opened()
+    (first,) = look(sampler).rows
+    assert not int(first["valid"]) & Valid.RX
+    sampler.sample_slowly(1)
+    (row,) = sampler.drain().rows
+    assert (int(row["valid"]), int(row["rx_bytes_per_s"])) == (Valid.RX | Valid.TX, 123_000_000)
+
+
+def test_a_process_that_computes_by_drawing_calls_is_seen(state: State) -> None:
+    """Vulkan's processes are among those that draw."""
+    state[fake_gpu.DRAWS] = 4321
+    rows = look(opened()).process_rows
+    assert rows[["tgid", "used_bytes"]].tolist() == [(4321, MIB)]
+
+
 def test_no_library_is_no_thread_and_no_loss() -> None:
     gpus = Gpus([])
     gpus.start()
@@ -235,7 +281,7 @@ def test_no_library_is_no_thread_and_no_loss() -> None:
     gpus.stop()
     source = gpus.source()
     assert (source.state, source.reason, source.lost) == (
-        "absent", "no NVIDIA driver library", ""
+        "absent", gpu.NO_GPU, ""
     )  # fmt: skip
 
 
@@ -253,10 +299,10 @@ def test_a_driver_that_is_not_loaded_is_a_loss(state: State) -> None:
 def test_the_drivers_own_stamps_come_out_on_our_clock(state: State) -> None:
     """A sample each 50 ms of wall time, whose value is the tenth of a second it fell into."""
     sampler = opened()
-    sampler.sample_slowly()  # what it remembers of before
+    sampler.sample_slowly(0)  # what it remembers of before
     began = now_ns()
     time.sleep(0.3)
-    sampler.sample_slowly()
+    sampler.sample_slowly(0)
     rows = sampler.drain().rows
     own = rows[(rows["valid"] == Valid.BUSY) & (rows["error_ns"] > 0)]
     assert 4 <= len(own) <= 8
@@ -297,16 +343,87 @@ def wait_for_rows(gpus: Gpus, count: int) -> Any:
     raise AssertionError(f"{len(found)} rows in 5 s")
 
 
-def test_the_schedule_is_held_in_real_time(running: Gpus) -> None:
-    """Every 20 ms, within 2 ms at the median; best of three on a busy machine."""
-    wait_for_rows(running, 3)
-    best = 1 << 62
+# -- cost -----------------------------------------------------------------------------------------
+
+
+def test_dear_answers_are_asked_for_less_often() -> None:
+    """Memory is looked at always; the rest as often as 0.8 % of a core allows."""
+    pace = Pace(0)
+    assert [pace.turn(tick) for tick in range(3)] == [0, 1, 2]
+    for second, share, stretch in ((1, 0.02, 2), (2, 0.012, 4), (3, 0.006, 4), (4, 0.001, 2)):
+        pace.spent(round(share * NS_PER_S))
+        assert not pace.weigh(second * NS_PER_S - 1)
+        assert pace.weigh(second * NS_PER_S) == (second != 3)
+        assert pace.stretch == stretch
+    assert [pace.turn(tick) for tick in range(5)] == [0, -1, 1, -1, 2]
+
+
+@pytest.mark.parametrize("counted", [0, 1])
+def test_looks_cost_less_than_a_hundredth_of_a_core(state: State, counted: int) -> None:
+    """All looks of a second, at a device with a process on it. Best of three, as what others do on
+    the machine can only make them dearer."""
+    state[fake_gpu.COUNTS], state[fake_gpu.PID], state[fake_gpu.USED] = counted, 77, GIB
+    sampler = opened()
+    looks = NS_PER_S // gpu.PERIOD_NS
+    shares = []
     for _ in range(3):
-        running.drain()
-        time.sleep(0.8)
-        (drained,) = running.drain()
-        rows = drained.rows[(drained.rows["valid"] & np.uint16(Valid.USED)) > 0]
-        steps = np.diff(rows["ns"].astype(np.int64)) - gpu.PERIOD_NS
-        best = min(best, int(np.median(np.abs(steps))))
+        began_ns = time.thread_time_ns()
+        look(sampler, looks)
+        for turn in range(NS_PER_S // gpu.SLOW_PERIOD_NS):
+            sampler.sample_slowly(turn)
+        shares.append((time.thread_time_ns() - began_ns) / NS_PER_S)
+    assert min(shares) < 0.01
+
+
+@pytest.fixture
+def load() -> Iterator[None]:
+    """Twice as many processes that compute as there are cores."""
+    busy = "while True: pass"
+    number = 2 * (os.cpu_count() or 1)
+    processes = [subprocess.Popen([sys.executable, "-c", busy]) for _ in range(number)]
+    yield
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def rows_of(gpus: Gpus, for_s: float) -> Records:
+    """What is sampled in so many seconds."""
+    wait_for_rows(gpus, 3)
+    time.sleep(for_s)
+    (drained,) = gpus.drain()
+    return drained.rows
+
+
+@pytest.mark.usefixtures("load")
+def test_the_schedule_is_held_under_load(running: Gpus) -> None:
+    """Every 20 ms, within 2 ms at the median; best of three, as others may use the machine too.
+    Lateness is in every row: less it, all looks lie on one grid."""
+    medians = []
+    for _ in range(3):
+        rows = rows_of(running, 0.8)
+        rows = rows[(rows["valid"] & np.uint16(Valid.USED)) > 0]
         assert len(rows) > 10
-    assert best < 2 * NS_PER_MS
+        stamps = rows["ns"].astype(np.int64)
+        off = (stamps - rows["late_ns"] - stamps[0] + rows["late_ns"][0]) % gpu.PERIOD_NS
+        assert np.minimum(off, gpu.PERIOD_NS - off).max() < NS_PER_MS
+        medians.append(int(np.median(np.abs(np.diff(stamps) - gpu.PERIOD_NS))))
+        if medians[-1] < 2 * NS_PER_MS:
+            return
+    raise AssertionError(f"ms off at the median: {[ns / 1e6 for ns in medians]}")
+
+
+@pytest.mark.parametrize("counted", [0, 1])
+def test_every_number_comes_within_50_ms(running: Gpus, state: State, counted: int) -> None:
+    """Also the link's traffic, be it counted by the driver or measured by it for 20 ms a call."""
+    state[fake_gpu.COUNTS] = counted
+    gaps: dict[Valid, int] = {}
+    for _ in range(4):
+        rows = rows_of(running, 0.6)
+        for field in Valid:
+            own = rows[(rows["valid"] & np.uint16(field)) > 0]["ns"].astype(np.int64)
+            gap = int(np.median(np.diff(np.sort(own)))) if len(own) > 3 else 1 << 62
+            gaps[field] = min(gaps.get(field, gap), gap)
+        if max(gaps.values()) <= 51 * NS_PER_MS:
+            return
+    raise AssertionError(gaps)

@@ -30,31 +30,12 @@ from ttftprof.stack import (
     stack_of,
 )
 from ttftprof.weights import biggest_model, mount_id, shard_group
-
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "sys"
-
-
-def unpack(name: str, root: Path) -> None:
-    """`PATH: text`, `PATH:` with indented lines below it, `PATH -> TARGET` (a link)."""
-    path: Path | None = None
-    for line in (FIXTURES / f"{name}.txt").read_text().splitlines():
-        if line.startswith("    ") and path is not None:
-            with path.open("a") as file:
-                file.write(line[4:] + "\n")
-        elif " -> " in line and not line.startswith("#"):
-            link, _, target = line.partition(" -> ")
-            (root / link).parent.mkdir(parents=True, exist_ok=True)
-            (root / link).symlink_to(target)
-        elif line and not line.startswith("#"):
-            head, _, text = line.rpartition(": ") if ": " in line else (line[:-1], "", "")
-            path = root / head
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text + "\n" if text else "")
+from unit.trees import unpack
 
 
 @pytest.fixture
 def machine(request: pytest.FixtureRequest, tmp_path: Path) -> System:
-    unpack(request.param, tmp_path)
+    unpack(f"sys/{request.param}", tmp_path)
     return System(proc=tmp_path / "proc", sysfs=tmp_path / "sys", exists=lambda _: False)
 
 
@@ -412,7 +393,7 @@ def test_any_bytes_in_the_files_of_a_device(content: bytes) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        unpack("nvme", root)
+        unpack("sys/nvme", root)
         for file in (root / "sys").rglob("*"):
             if file.is_file() and not file.is_symlink() and file.name != "dev":
                 file.write_bytes(content)

@@ -69,14 +69,23 @@ def _library(first_row: int, pattern: str, usual: tuple[str, ...], *rows: _Row) 
 _LIBRARY_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib",
     "/usr/lib/wsl/lib", "/usr/local/nvidia/lib64", "/run/opengl-driver/lib",
+    # where an operator's container, or GKE, put the driver of a host that has none itself
+    "/run/nvidia/driver/usr/lib/x86_64-linux-gnu", "/run/nvidia/driver/usr/lib64",
+    "/home/kubernetes/bin/nvidia/lib64",
 )  # fmt: skip
+
+
+def places_of(library_name: str) -> tuple[str, ...]:
+    """Where a library of a GPU driver may lie."""
+    return tuple(f"{folder}/{library_name}" for folder in _LIBRARY_FOLDERS)
+
 
 # A row is never moved: recordings name calls by it. New ones go to the end of their library.
 DRIVER_LIBRARIES = (
     _library(
         FIRST_ROW,
         r"libcuda\.so(\.[\d.]+)?",
-        tuple(f"{folder}/libcuda.so.1" for folder in _LIBRARY_FOLDERS),
+        places_of("libcuda.so.1"),
         ("cuInit", CONTEXT),
         ("cuDevicePrimaryCtxRetain", CONTEXT),
         ("cuCtxCreate", CONTEXT),

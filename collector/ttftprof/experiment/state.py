@@ -157,7 +157,7 @@ class GpuMemory:
         for device in self._devices:
             with suppress(DeviceLost):
                 assert self._vendor is not None
-                used = self._vendor.look(device, 1).values.get("used_bytes")
+                used = self._vendor.look(device, -1).values.get("used_bytes")
                 if used is not None:
                     found[device] = used
         return found

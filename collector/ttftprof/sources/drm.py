@@ -1,15 +1,17 @@
 """GPUs that no vendor library is asked for: AMD by sysfs, any other by the DRM fdinfo of its users.
 
-Formats: Documentation/gpu/amdgpu/driver-misc.rst (`mem_info_vram_*`, `gpu_busy_percent`),
-Documentation/ABI/testing/sysfs-bus-pci (`current_link_speed`),
-Documentation/gpu/drm-usage-stats.rst (`drm-resident-*`, before 6.6 `drm-memory-*`; `drm-engine-*`
-in ns). NVIDIA's own driver offers none of this; its devices are NVML's.
+Formats: Documentation/gpu/amdgpu/driver-misc.rst (`mem_info_vram_*`, `gpu_busy_percent`) and
+thermal.rst (hwmon `freq1_input`, `freq2_input`, in Hz); Documentation/ABI/testing/sysfs-bus-pci
+(`current_link_speed`); drivers/gpu/drm/i915/gt/intel_gt_sysfs_pm.c, drivers/gpu/drm/xe/xe_gt_freq.c
+(clocks in MHz); Documentation/gpu/drm-usage-stats.rst (`drm-resident-*`, before 6.6 `drm-memory-*`;
+`drm-engine-*` in ns, of xe `drm-cycles-*` of `drm-total-cycles-*`). NVIDIA's own driver offers none
+of this; its devices are NVML's.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,13 @@ _GENERATION = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
 _CARD = re.compile(r"card\d+")
 _OWN_MEMORY = ("vram", "local", "lmem", "stolen-local")
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+# Where drivers tell the clocks of a device, of its cores and of its memory, and in what unit.
+_CLOCKS = (
+    ("hwmon/hwmon*/freq1_input", "hwmon/hwmon*/freq2_input", 1_000_000),
+    ("drm/card*/gt/gt0/rps_act_freq_mhz", "", 1),
+    ("tile0/gt0/freq0/act_freq", "", 1),
+)
+_USERS_KEPT = 25  # turns after which the descriptors of a process are looked for anew
 _VENDORS = {"0x1002": "amd", "0x8086": "intel", "0x10de": "nvidia"}
 
 
@@ -55,10 +64,21 @@ def _driver(device: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """One process on one device: bytes it holds there, and ns its engines worked for it."""
+    """One process on one device: bytes it holds there, how long its engines worked for it, and
+    where the driver counts so, for how many cycles of how many that passed."""
 
-    memory_bytes: int
-    engine_ns: int
+    memory_bytes: int = 0
+    engine_ns: int = 0
+    cycles: int = 0
+    total_cycles: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.memory_bytes + other.memory_bytes,
+            self.engine_ns + other.engine_ns,
+            self.cycles + other.cycles,
+            max(self.total_cycles, other.total_cycles),
+        )
 
 
 class Drm(Vendor):
@@ -71,8 +91,10 @@ class Drm(Vendor):
         self._proc = proc
         self._clock = clock
         self._slots = [card.resolve().name for card in cards]
+        self._clocks = [_clock_files(card) for card in cards]
         self._tgids: frozenset[int] = frozenset()
-        self._engines: dict[int, tuple[int, int]] = {}
+        self._descriptors: dict[int, tuple[int, list[str]]] = {}  # {tgid: (turn, names)}
+        self._worked: dict[int, tuple[int, Usage]] = {}
 
     def open(self) -> list[dict[str, Any]]:
         if not self._cards:
@@ -99,13 +121,13 @@ class Drm(Vendor):
     def follow(self, tgids: frozenset[int]) -> None:
         self._tgids = tgids
 
-    def look(self, device: int, tick: int) -> Look:
+    def look(self, device: int, turn: int) -> Look:
         card = self._cards[device]
         if not card.exists():
             raise DeviceLost(device, "it is gone from sysfs")
         found: dict[str, int] = {}
         valid = Valid(0)
-        users = self._users(device) if tick % 5 == 0 else None
+        users = self._users(device, turn) if turn >= 0 and turn % 2 == 0 else None
         used = _number(card / "mem_info_vram_used")
         if used is None and users is not None:
             used = sum(user.memory_bytes for user in users.values())
@@ -114,16 +136,20 @@ class Drm(Vendor):
             valid |= Valid.USED
         if users is not None:
             valid |= self._busy(device, users, found)
-        if tick % 10 == 0:
-            valid |= _link(card, found)
+        elif turn >= 0:
+            valid |= _link(card, found) | _clock(self._clocks[device], found)
         processes = None if users is None else {t: u.memory_bytes for t, u in users.items()}
         return Look(valid, found, processes)
 
-    def _users(self, device: int) -> dict[int, Usage]:
+    def _users(self, device: int, turn: int) -> dict[int, Usage]:
         slot = self._slots[device]
         found = {}
         for tgid in self._tgids:
-            usage = usage_of(self._proc, tgid).get(slot)
+            seen, names = self._descriptors.get(tgid, (-_USERS_KEPT, []))
+            if turn - seen >= _USERS_KEPT:
+                seen, names = turn, drm_descriptors(self._proc, tgid)
+                self._descriptors[tgid] = seen, names
+            usage = usage_of(self._proc, tgid, names).get(slot) if names else None
             if usage is not None:
                 found[tgid] = usage
         return found
@@ -132,11 +158,11 @@ class Drm(Vendor):
         """The driver's own figure, or the share of the time since the last look that the engines
         worked for the processes that are followed."""
         percent = _number(self._cards[device] / "gpu_busy_percent")
-        now, worked = self._clock(), sum(user.engine_ns for user in users.values())
-        before = self._engines.get(device)
-        self._engines[device] = now, worked
+        now, worked = self._clock(), sum(users.values(), Usage())
+        before = self._worked.get(device)
+        self._worked[device] = now, worked
         if percent is None and before is not None and now > before[0]:
-            percent = min(max(worked - before[1], 0) * 100 // (now - before[0]), 100)
+            percent = _busy_percent(before[1], worked, now - before[0])
         if percent is None or not 0 <= percent <= 100:
             return Valid(0)
         found["busy_percent"] = percent
@@ -146,26 +172,21 @@ class Drm(Vendor):
         return
 
 
-def usage_of(proc: Path, tgid: int) -> dict[str, Usage]:
-    """{PCI slot: usage} of one process; a client that several descriptors share counts once."""
-    clients: dict[tuple[str, str], Usage] = {}
-    root = proc / str(tgid)
+def _busy_percent(before: Usage, now: Usage, lasted_ns: int) -> int:
+    passed = now.total_cycles - before.total_cycles
+    if passed > 0:
+        worked, of = now.cycles - before.cycles, passed
+    else:
+        worked, of = now.engine_ns - before.engine_ns, lasted_ns
+    return min(max(worked, 0) * 100 // of, 100)
+
+
+def drm_descriptors(proc: Path, tgid: int) -> list[str]:
+    """The file descriptors of a process that are DRM devices."""
     try:
-        fds = [fd.name for fd in (root / "fd").iterdir() if _is_drm(fd)]
+        return [fd.name for fd in (proc / str(tgid) / "fd").iterdir() if _is_drm(fd)]
     except OSError:
-        return {}
-    for fd in fds:
-        fields = parse_fdinfo(_read(root / "fdinfo" / fd) or "")
-        slot, client = fields.get("drm-pdev"), fields.get("drm-client-id")
-        if slot and client:
-            clients[slot, client] = Usage(_memory_bytes(fields), _engine_ns(fields))
-    found: dict[str, Usage] = {}
-    for (slot, _), usage in clients.items():
-        before = found.get(slot, Usage(0, 0))
-        found[slot] = Usage(
-            before.memory_bytes + usage.memory_bytes, before.engine_ns + usage.engine_ns
-        )
-    return found
+        return []
 
 
 def _is_drm(fd: Path) -> bool:
@@ -173,6 +194,22 @@ def _is_drm(fd: Path) -> bool:
         return str(fd.readlink()).startswith("/dev/dri/")
     except OSError:
         return False
+
+
+def usage_of(proc: Path, tgid: int, descriptors: Iterable[str]) -> dict[str, Usage]:
+    """{PCI slot: usage} of one process; a client that several descriptors share counts once."""
+    clients: dict[tuple[str, str], Usage] = {}
+    for fd in descriptors:
+        fields = parse_fdinfo(_read(proc / str(tgid) / "fdinfo" / fd) or "")
+        slot, client = fields.get("drm-pdev"), fields.get("drm-client-id")
+        if slot and client:
+            clients[slot, client] = Usage(
+                _memory_bytes(fields), _engine_ns(fields), *_cycles(fields)
+            )
+    found: dict[str, Usage] = {}
+    for (slot, _), usage in clients.items():
+        found[slot] = found.get(slot, Usage()) + usage
+    return found
 
 
 def parse_fdinfo(text: str) -> dict[str, str]:
@@ -203,6 +240,17 @@ def _engine_ns(fields: Mapping[str, str]) -> int:
     )
 
 
+def _cycles(fields: Mapping[str, str]) -> tuple[int, int]:
+    """(cycles of all engines together, cycles that passed meanwhile) of xe."""
+    worked, passed = 0, 0
+    for key, value in fields.items():
+        if key.startswith("drm-cycles-") and value.isdigit():
+            worked += int(value)
+        elif key.startswith("drm-total-cycles-") and value.isdigit():
+            passed = max(passed, int(value))
+    return worked, passed
+
+
 def _size(text: str) -> int:
     number, _, unit = text.partition(" ")
     return int(number) * _UNITS.get(unit, 0) if number.isdigit() else 0
@@ -215,6 +263,25 @@ def _link(card: Path, found: dict[str, int]) -> Valid:
         return Valid(0)
     found["link_gen"], found["link_width"] = gen, width
     return Valid.LINK
+
+
+def _clock_files(card: Path) -> tuple[Path, Path | None, int] | None:
+    """(cores, memory, per MHz) of the first way in which this driver tells clocks."""
+    for core, memory, per_mhz in _CLOCKS:
+        cores = sorted(card.glob(core))
+        if cores:
+            memories = sorted(card.glob(memory)) if memory else []
+            return cores[0], memories[0] if memories else None, per_mhz
+    return None
+
+
+def _clock(files: tuple[Path, Path | None, int] | None, found: dict[str, int]) -> Valid:
+    core = _number(files[0]) if files else None
+    if files is None or core is None:
+        return Valid(0)
+    memory = _number(files[1]) if files[1] else None
+    found["core_mhz"], found["memory_mhz"] = core // files[2], (memory or 0) // files[2]
+    return Valid.CLOCKS
 
 
 def _generation(speed: str | None) -> int | None:

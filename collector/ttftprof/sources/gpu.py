@@ -8,11 +8,13 @@ that is lost and a question that is refused become facts.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,10 +26,14 @@ from ttftprof.gpu_rows import GPU_PROCESS_ROW, GPU_ROW, Valid
 from ttftprof.recording import Source
 
 PERIOD_NS = 20 * NS_PER_MS
-SLOW_PERIOD_NS = 500 * NS_PER_MS
+SLOW_PERIOD_NS = 50 * NS_PER_MS
 HUNG_NS = NS_PER_S
+NO_GPU = "no NVIDIA driver library, and no other device that can render"
 JOIN_S = 0.2
 _MOST = (1 << 32) - 1
+CPU_SHARE = 0.008  # of a core, above which less is asked
+_WEIGHED_EVERY_NS = NS_PER_S
+_STRETCH_MOST = 32
 
 
 class DeviceLost(Exception):
@@ -74,11 +80,12 @@ class Vendor(ABC):
         """The devices, a fact each with at least `index` (from 0) and `name`; `GpuAbsent`."""
 
     @abstractmethod
-    def look(self, device: int, tick: int) -> Look:
-        """One look; what changes slowly need not be asked at every tick. Raises `DeviceLost`."""
+    def look(self, device: int, turn: int) -> Look:
+        """One look: at memory alone if `turn` is negative; the turns count the others, so that what
+        is dear can be asked at some of them. Raises `DeviceLost`."""
 
-    def look_slowly(self, device: int) -> Iterator[tuple[int, int, Look]]:
-        """(ns, error of ns, look) of what blocks; nothing for most."""
+    def look_slowly(self, device: int, turn: int) -> Iterator[tuple[int, int, Look]]:
+        """(ns, error of ns, look) of what blocks; nothing for most. `turn` counts these looks."""
         yield from ()
 
     def take_facts(self) -> list[tuple[str, dict[str, Any]]]:
@@ -107,6 +114,39 @@ class Schedule:
         self.missed += steps - 1
         self.tick += steps
         self.due_ns += steps * self.period_ns
+
+
+class Pace:
+    """At which looks all is asked: at each, or at fewer where a driver's answers are dear.
+
+    Memory is looked at on every moment of the schedule.
+    """
+
+    def __init__(self, now_ns: int) -> None:
+        self._weighed_ns = now_ns
+        self._spent_ns = 0
+        self.stretch = 1
+
+    def turn(self, tick: int) -> int:
+        """The number of this look among those at all; -1 if it is none."""
+        return -1 if tick % self.stretch else tick // self.stretch
+
+    def spent(self, cpu_ns: int) -> None:
+        """What one look at all cost, in CPU time."""
+        self._spent_ns += cpu_ns
+
+    def weigh(self, now_ns: int) -> bool:
+        """Once a second, what looks at all have cost; whether the pace changed."""
+        lasted_ns = now_ns - self._weighed_ns
+        if lasted_ns < _WEIGHED_EVERY_NS:
+            return False
+        share, before = self._spent_ns / lasted_ns, self.stretch
+        self._weighed_ns, self._spent_ns = now_ns, 0
+        if share > CPU_SHARE:
+            self.stretch = min(before * 2, _STRETCH_MOST)
+        elif share < CPU_SHARE / 3:
+            self.stretch = max(before // 2, 1)
+        return self.stretch != before
 
 
 @dataclass(slots=True)
@@ -145,24 +185,38 @@ class Sampler:
 
     def _spawn(self, name: str, run: Callable[[], None]) -> None:
         # Daemons: one that hangs in a driver must not keep the recorder from ending.
-        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread = threading.Thread(target=self._guarded, args=(run,), name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
+
+    def _guarded(self, run: Callable[[], None]) -> None:
+        """A thread that dies of what nobody thought of must not do so unseen."""
+        try:
+            run()
+        except Exception as error:
+            self.troubles.append(f"sampling ended: {type(error).__name__}: {error}")
+            self._tell("gpu_failed", {"reason": str(error)})
 
     def _run(self) -> None:
         if not self.open():
             return
         self._spawn("gpu-slow", self._run_slowly)
-        schedule = Schedule(self._clock(), PERIOD_NS)
+        _go_first()
+        schedule, pace = Schedule(self._clock(), PERIOD_NS), Pace(self._clock())
         while self._wait(schedule):
-            self.sample(schedule)
+            turn, cpu_ns = pace.turn(schedule.tick), time.thread_time_ns()
+            self.sample(schedule, turn)
+            if turn >= 0:
+                pace.spent(time.thread_time_ns() - cpu_ns)
+            if pace.weigh(self._clock()):
+                self._tell("gpu_pace", {"all_every_ns": pace.stretch * PERIOD_NS})
         if not any(door.since_ns for door in self.vendor.doors):
             self.vendor.close()
 
     def _run_slowly(self) -> None:
         schedule = Schedule(self._clock(), SLOW_PERIOD_NS)
         while self._wait(schedule):
-            self.sample_slowly()
+            self.sample_slowly(schedule.tick)
             schedule.passed(self._clock())
 
     def _wait(self, schedule: Schedule) -> bool:
@@ -193,13 +247,13 @@ class Sampler:
         self._tell_found()
         return True
 
-    def sample(self, schedule: Schedule) -> None:
+    def sample(self, schedule: Schedule, turn: int) -> None:
         """One look at every device that still answers, then on to the next moment."""
         late = max(self._clock() - schedule.due_ns, 0)
         for device in list(self._alive):
             began = self._clock()
             try:
-                look = self.vendor.look(device, schedule.tick)
+                look = self.vendor.look(device, turn)
             except DeviceLost as lost:
                 self._lose(device, str(lost))
                 continue
@@ -210,10 +264,10 @@ class Sampler:
         self._tell_found()
         schedule.passed(self._clock())
 
-    def sample_slowly(self) -> None:
+    def sample_slowly(self, turn: int) -> None:
         for device in list(self._alive):
             try:
-                for ns, error_ns, look in self.vendor.look_slowly(device):
+                for ns, error_ns, look in self.vendor.look_slowly(device, turn):
                     row = _row(look, ns, 0, 0, device + self._base, error_ns)
                     self._rows.append(row)
             except DeviceLost as lost:
@@ -295,14 +349,22 @@ class Gpus:
         """What became of it, after `stop`."""
         names = [name for sampler in self._samplers for name in sampler.names]
         absences = [s.absent for s in self._samplers if s.absent is not None]
-        if not names:
-            reasons = "; ".join(a.reason for a in absences) or "no NVIDIA driver library"
-            return Source("gpu", "absent", reasons, "; ".join(a.cost for a in absences if a.cost))
         troubles = [trouble for sampler in self._samplers for trouble in sampler.troubles]
+        if not names and not troubles:
+            reasons = "; ".join(a.reason for a in absences) or NO_GPU
+            return Source("gpu", "absent", reasons, "; ".join(a.cost for a in absences if a.cost))
         if troubles:
             lost = "its samples end or have a gap there"
             return Source("gpu", "degraded", "; ".join(dict.fromkeys(troubles)), lost)
         return Source("gpu", "ok", ", ".join(names))
+
+
+def _go_first() -> None:
+    """Before all threads that compute, where the kernel allows it: this one needs less than a
+    hundredth of a core, and needs it on time."""
+    with suppress(OSError):
+        first = os.SCHED_RR | os.SCHED_RESET_ON_FORK
+        os.sched_setscheduler(threading.get_native_id(), first, os.sched_param(1))
 
 
 def _take(found: deque[Any]) -> list[Any]:

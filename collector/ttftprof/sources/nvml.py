@@ -10,24 +10,35 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from ttftprof.clock import measure_offset, now_ns
+from ttftprof.engines.driver_calls import places_of
 from ttftprof.gpu_rows import Valid
 from ttftprof.sources.gpu import DeviceLost, GpuAbsent, Look, Vendor
 
 LIBRARY = "libnvidia-ml.so.1"
 _COST = "GPU memory, utilisation and link are unknown"
+_SAMPLES_EVERY = 10  # slow looks
+# nvml.h: bytes over PCIe since the driver was loaded, seen from the device.
+_COUNTS = ((198, 0), (197, 0))  # received, sent; each of the whole device
+_DRAWING_EVERY = 10  # looks at processes, where none was seen that draws
 
 
 def find() -> Vendor | None:
-    """NVML if its library can be loaded here, else None. Costs one failing dlopen without it."""
+    """NVML if its library can be loaded here, else None. Costs some failing dlopen without it."""
+    return Nvml() if any(map(_loads, (LIBRARY, *places_of(LIBRARY)))) else None
+
+
+def _loads(path: str) -> bool:
+    """Once loaded, from wherever, the binding's own dlopen by name finds it."""
     try:
-        ctypes.CDLL(LIBRARY)
+        ctypes.CDLL(path)
     except OSError:
-        return None
-    return Nvml()
+        return False
+    return True
 
 
 class Door:
@@ -49,23 +60,28 @@ class Door:
         self.call = ""
         self.since_ns = 0  # since when `call` is under way; 0: none is
 
+    def call_it(self, call: str, *arguments: Any) -> Any:
+        """What `call` answers. Raises the library's `NVMLError`."""
+        self.call, self.since_ns = call, self._clock()
+        try:
+            return getattr(self._library, call)(*arguments)
+        finally:
+            self.since_ns = 0
+
     def ask(self, call: str, device: Device | None, *arguments: Any) -> Any:
         """What `call` answers, or None if it is refused. Raises `DeviceLost`."""
         index = -1 if device is None else device.index
-        key = (call, index, arguments[:1])  # the first argument says what is asked for
+        key = (call, index, *arguments[:1])  # the first argument says what is asked for
         if key in self._refused:
             return None
         first = () if device is None else (device.handle,)
-        self.call, self.since_ns = call, self._clock()
         try:
-            return getattr(self._library, call)(*first, *arguments)
+            return self.call_it(call, *first, *arguments)
         except self._library.NVMLError as error:
             if self._is_final(index, error):
                 self._refused.add(key)
                 self._told(call, index, str(error))
             return None
-        finally:
-            self.since_ns = 0
 
     def _is_final(self, index: int, error: Any) -> bool:
         """Whether it makes no sense to ask again. Raises `DeviceLost`."""
@@ -100,6 +116,9 @@ class Nvml(Vendor):
         self._clock = clock
         self._devices: dict[int, Device] = {}
         self._seen_us: dict[int, int] = {}
+        self._counted: dict[int, tuple[int, int, int]] = {}  # µs, bytes received, sent
+        self._uncounted: set[int] = set()
+        self._drawn_on: set[int] = set()
         self._facts: list[tuple[str, dict[str, Any]]] = []
 
     # -- once -------------------------------------------------------------------------------
@@ -113,12 +132,9 @@ class Nvml(Vendor):
         self.fast, self.slow = (Door(self._library, self._refused, self._clock) for _ in range(2))
         self.doors = (self.fast, self.slow)
         try:
-            self.fast.call, self.fast.since_ns = "nvmlInit", self._clock()
-            self._library.nvmlInit()
+            self.fast.call_it("nvmlInit")
         except self._library.NVMLError as error:
             raise GpuAbsent(f"NVML does not work here ({error})", _COST) from error
-        finally:
-            self.fast.since_ns = 0
         driver = _text(self.fast.ask("nvmlSystemGetDriverVersion", None))
         facts = []
         for device in self._find_devices():
@@ -142,10 +158,7 @@ class Nvml(Vendor):
     def _find_devices(self) -> Iterator[Device]:
         """Whole GPUs by their own index, then the instances of partitioned ones."""
         count = int(self.fast.ask("nvmlDeviceGetCount", None) or 0)
-        whole = [
-            Device(i, self.fast.ask("nvmlDeviceGetHandleByIndex", None, i)) for i in range(count)
-        ]
-        whole = [device for device in whole if device.handle is not None]
+        whole = [device for index in range(count) if (device := self._whole(index)) is not None]
         yield from whole
         following = count
         for device in whole:
@@ -153,15 +166,24 @@ class Nvml(Vendor):
                 yield Device(following, instance, device.index)
                 following += 1
 
+    def _whole(self, index: int) -> Device | None:
+        try:
+            handle = self.fast.ask("nvmlDeviceGetHandleByIndex", None, index)
+        except DeviceLost:
+            return None  # before recording began
+        return None if handle is None else Device(index, handle)
+
     def _instances(self, device: Device) -> Iterator[Any]:
-        mode = self.fast.ask("nvmlDeviceGetMigMode", device)
-        if not mode or not mode[0]:
+        ask = self.fast.ask
+        try:
+            mode = ask("nvmlDeviceGetMigMode", device)
+            slots = int(ask("nvmlDeviceGetMaxMigDeviceCount", device) or 0) if mode else 0
+            for number in range(slots if mode and mode[0] else 0):
+                handle = ask("nvmlDeviceGetMigDeviceHandleByIndex", device, number)
+                if handle is not None:  # else a slot that no instance has
+                    yield handle
+        except DeviceLost:
             return
-        for number in range(int(self.fast.ask("nvmlDeviceGetMaxMigDeviceCount", device) or 0)):
-            try:
-                yield self._library.nvmlDeviceGetMigDeviceHandleByIndex(device.handle, number)
-            except self._library.NVMLError:
-                continue  # a slot that no instance has
 
     def _device_fact(self, device: Device, driver: str | None) -> dict[str, Any]:
         ask = self.fast.ask
@@ -183,8 +205,8 @@ class Nvml(Vendor):
 
     # -- again and again --------------------------------------------------------------------
 
-    def look(self, device: int, tick: int) -> Look:
-        """Memory at every tick, what changes slowly at every fifth or tenth."""
+    def look(self, device: int, turn: int) -> Look:
+        """Memory always; at a turn also what the device does, or in which state it is."""
         target = self._devices[device]
         found: dict[str, int] = {}
         valid = Valid(0)
@@ -192,11 +214,12 @@ class Nvml(Vendor):
         if memory is not None:
             found["used_bytes"] = int(memory.used)
             valid |= Valid.USED
-        if tick % 5 == 0:
-            valid |= self._busy(target, found)
-        if tick % 10 == 0:
-            valid |= self._state(target, found)
-        return Look(valid, found, self._processes(target) if tick % 5 == 0 else None)
+        if turn < 0:
+            return Look(valid, found)
+        if turn % 2:
+            return Look(valid | self._state(target, found), found)
+        valid |= self._busy(target, found) | self._traffic(target, found)
+        return Look(valid, found, self._processes(target, turn // 2))
 
     def _memory(self, device: Device) -> Any:
         """Since driver 510 without what the driver keeps for itself (version 2)."""
@@ -210,6 +233,27 @@ class Nvml(Vendor):
             return Valid(0)
         found["busy_percent"] = int(rates.gpu)
         return Valid.BUSY
+
+    def _traffic(self, device: Device, found: dict[str, int]) -> Valid:
+        """The link's traffic since the last look, from running counts with stamps of their own.
+
+        Newer drivers and devices have them; else `look_slowly` asks for rates.
+        """
+        if device.index in self._uncounted:
+            return Valid(0)
+        answer = self.fast.ask("nvmlDeviceGetFieldValues", device, _COUNTS)
+        if answer is None or any(value.nvmlReturn for value in answer):
+            self._uncounted.add(device.index)
+            return Valid(0)
+        received, sent = (int(value.value.ullVal) for value in answer)
+        now = int(answer[0].timestamp), received, sent
+        before = self._counted.get(device.index)
+        self._counted[device.index] = now
+        if before is None or now[0] <= before[0] or now[1] < before[1] or now[2] < before[2]:
+            return Valid(0)  # the first, not renewed yet, or wrapped
+        for name, at in (("rx_bytes_per_s", 1), ("tx_bytes_per_s", 2)):
+            found[name] = (now[at] - before[at]) * 1_000_000 // (now[0] - before[0])
+        return Valid.RX | Valid.TX
 
     def _state(self, device: Device, found: dict[str, int]) -> Valid:
         ask, library = self.fast.ask, self._library
@@ -233,30 +277,39 @@ class Nvml(Vendor):
             valid |= Valid.THROTTLE
         return valid
 
-    def _processes(self, device: Device) -> dict[int, int] | None:
-        """{host pid: bytes}; a container or WSL may not tell the bytes."""
-        running = self.fast.ask("nvmlDeviceGetComputeRunningProcesses_v3", device)
-        if running is None:
+    def _processes(self, device: Device, turn: int) -> dict[int, int] | None:
+        """{host pid: bytes}; a container or WSL may not tell the bytes. What computes by Vulkan is
+        among those that draw; one that does both is told by either with all of its memory."""
+        computing = self.fast.ask("nvmlDeviceGetComputeRunningProcesses_v3", device)
+        drawing: Any = ()
+        if device.index in self._drawn_on or turn % _DRAWING_EVERY == 0:
+            drawing = self.fast.ask("nvmlDeviceGetGraphicsRunningProcesses_v3", device) or ()
+            (self._drawn_on.add if drawing else self._drawn_on.discard)(device.index)
+        if computing is None and not drawing:
             return None
-        return {int(p.pid): int(p.usedGpuMemory) for p in running if p.usedGpuMemory is not None}
+        running = [p for p in (*(computing or ()), *drawing) if p.usedGpuMemory is not None]
+        return {int(p.pid): int(p.usedGpuMemory) for p in running}
 
-    def look_slowly(self, device: int) -> Iterator[tuple[int, int, Look]]:
-        """(ns, error, look) of what may block: the link's traffic (NVML measures it for 20 ms a
-        call), and the driver's own samples of utilisation, finer than what it averages."""
+    def look_slowly(self, device: int, turn: int) -> Iterator[tuple[int, int, Look]]:
+        """(ns, error, look) of what may block: the link's traffic where there are no counts (NVML
+        measures it for 20 ms a call), and the driver's own samples of utilisation, finer than what
+        it averages."""
         target = self._devices[device]
-        found: dict[str, int] = {}
-        valid = Valid(0)
-        for counter, name, bit in (
-            (1, "rx_bytes_per_s", Valid.RX),
-            (0, "tx_bytes_per_s", Valid.TX),
-        ):
-            rate = self.slow.ask("nvmlDeviceGetPcieThroughput", target, counter)
-            if rate is not None:
-                found[name] = int(rate) * 1000  # KB/s
-                valid |= bit
-        if valid:
-            yield self._clock(), 0, Look(valid, found)
-        yield from self._samples(target)
+        if device in self._uncounted:
+            found: dict[str, int] = {}
+            valid = Valid(0)
+            for counter, name, bit in (
+                (self._library.NVML_PCIE_UTIL_RX_BYTES, "rx_bytes_per_s", Valid.RX),
+                (self._library.NVML_PCIE_UTIL_TX_BYTES, "tx_bytes_per_s", Valid.TX),
+            ):
+                rate = self.slow.ask("nvmlDeviceGetPcieThroughput", target, counter)
+                if rate is not None:
+                    found[name] = int(rate) * 1000  # KB/s
+                    valid |= bit
+            if valid:
+                yield self._clock(), 0, Look(valid, found)
+        if turn % _SAMPLES_EVERY == 0:
+            yield from self._samples(target)
 
     def _samples(self, device: Device) -> Iterator[tuple[int, int, Look]]:
         since_us = self._seen_us.get(device.index, 0)
@@ -277,10 +330,8 @@ class Nvml(Vendor):
             yield ns, offset.error_ns + 500, Look(Valid.BUSY, {"busy_percent": value})
 
     def close(self) -> None:
-        try:
-            self._library.nvmlShutdown()
-        except self._library.NVMLError:
-            return  # lost, or never awake
+        with suppress(self._library.NVMLError):  # lost, or never awake
+            self.fast.call_it("nvmlShutdown")
 
 
 def _text(value: Any) -> str | None:
