@@ -3,9 +3,10 @@
 Rule, in this order, for each moment: if a thread waits for storage, `storage_wait` (a compute
 pool spins at its barrier while one thread waits, so one waiting thread holds up all); then
 `reclaim`; `transfer`, if a thread is inside a copy to the device, where the driver spins or sleeps
-(what it waits for storage there, on the pages of its source, was counted before); `gpu`; if a
-thread runs or wants to run, `cpu` or `fault`; else nobody runs, and the moment belongs to the wait
-that ends it: the reason why the next thread to run had been asleep.
+(what it waits for storage there, on the pages of its source, was counted before); `gpu`, if one is
+inside a call that returns when the device is done, or sleeps in its driver; if a thread runs or
+wants to run, `cpu` or `fault`; else nobody runs, and the moment belongs to the wait that ends it:
+the reason why the next thread to run had been asleep.
 
 Running time is split into `cpu` and `fault` by the clock ticks of the same moments, and waits too
 short for a record are given back to their reason; both in proportion, within snapshots of 20 ms.
@@ -14,7 +15,7 @@ Pure. The intervals returned partition [start, end] exactly.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,19 +40,21 @@ ACTIVITY_OF_WAIT = {
     Wait.RECLAIM: "reclaim",
     Wait.OTHER: "idle",
 }
-_COPYING = len(Wait)  # beside the waits: inside a copy to the device
+# Beside the waits: inside a copy to the device, or a call that waits for it.
+_COPYING, _AWAITING = len(Wait), len(Wait) + 1
 # What wins over running, most telling first.
-_COUNTED = (int(Wait.STORAGE), int(Wait.RECLAIM), _COPYING, int(Wait.DEVICE))
-_COPYING_AND_RUNNING = _COPYING + 1
+_COUNTED = (int(Wait.STORAGE), int(Wait.RECLAIM), _COPYING, _AWAITING, int(Wait.DEVICE))
+_COPYING_AND_RUNNING = _AWAITING + 1
 _CODE = {activity: code for code, activity in enumerate(ACTIVITIES)}
 _CPU = _CODE["cpu"]
 _UNKNOWN = _CODE["unknown"]
 _TRANSFER = _CODE["transfer"]
 # The activity of each label; what runs is divided further.
 _CODE_OF_LABEL = np.array(
-    [*(_CODE[ACTIVITY_OF_WAIT[wait]] for wait in Wait), _TRANSFER, _TRANSFER], np.uint8
+    [*(_CODE[ACTIVITY_OF_WAIT[wait]] for wait in Wait), _TRANSFER, _CODE["gpu"], _TRANSFER],
+    np.uint8,
 )
-_RUNS = np.array([*(ACTIVITY_OF_WAIT[wait] == "cpu" for wait in Wait), False, True])
+_RUNS = np.array([*(ACTIVITY_OF_WAIT[wait] == "cpu" for wait in Wait), False, False, True])
 _MOST_PARTS = len(ACTIVITIES)  # of one snapshot: each activity once
 
 
@@ -64,8 +67,13 @@ class _Changes:
     waiting: dict[int, Ints]
 
 
-def process_activities(timeline: Timeline, tgid: int, start_ns: int, end_ns: int) -> Activities:
-    """The partition of [start_ns, end_ns) for one process; `unknown` if nothing of it is."""
+def process_activities(
+    timeline: Timeline, tgid: int, start_ns: int, end_ns: int, loading: bool = False
+) -> Activities:
+    """The partition of [start_ns, end_ns) for one process; `unknown` if nothing of it is.
+
+    `loading`: what the device does meanwhile is to take copies, so waiting for it is `transfer`.
+    """
     if end_ns <= start_ns:
         return Activities.none()
     threads = [
@@ -73,8 +81,10 @@ def process_activities(timeline: Timeline, tgid: int, start_ns: int, end_ns: int
     ]
     if not threads:
         return _joined(np.array([start_ns]), np.array([end_ns]), np.array([_UNKNOWN], np.uint8))
-    copies = [c for c in timeline.gpu.copies(tgid) if c.start_ns < end_ns and c.end_ns > start_ns]
-    edges, labels = _label(threads, copies, start_ns, end_ns)
+    copying, awaiting = timeline.gpu.copies(tgid), timeline.gpu.waits(tgid)
+    calls = {_COPYING: [*copying, *awaiting] if loading else copying}
+    calls[_AWAITING] = [] if loading else awaiting
+    edges, labels = _label(threads, calls, start_ns, end_ns)
     shares = timeline.derived(_Shares, tgid)
     begin, end, label = edges[:-1], edges[1:], labels
     runs = _RUNS[label]
@@ -144,10 +154,13 @@ def _joined(start_ns: Ints, end_ns: Ints, code: Codes) -> Activities:
 
 
 def _label(
-    threads: Sequence[Waits], copies: Sequence[DriverSpan], start_ns: int, end_ns: int
+    threads: Sequence[Waits],
+    calls: Mapping[int, Sequence[DriverSpan]],
+    start_ns: int,
+    end_ns: int,
 ) -> tuple[Ints, Ints]:
-    """(edges, labels): `labels[i]` holds from `edges[i]` to `edges[i + 1]`; a wait, or copying."""
-    changes = _changes(threads, copies, start_ns, end_ns)
+    """(edges, labels): `labels[i]` holds from `edges[i]` to `edges[i + 1]`; a wait, or a call."""
+    changes = _changes(threads, calls, start_ns, end_ns)
     order = np.argsort(changes.ns, kind="stable")
     stamps = changes.ns[order]
     last_of_stamp = np.append(np.flatnonzero(np.diff(stamps)), len(stamps) - 1)
@@ -177,7 +190,10 @@ def _clip(edges: Ints, start_ns: int, end_ns: int) -> tuple[Ints, npt.NDArray[np
 
 
 def _changes(
-    threads: Sequence[Waits], copies: Sequence[DriverSpan], start_ns: int, end_ns: int
+    threads: Sequence[Waits],
+    calls: Mapping[int, Sequence[DriverSpan]],
+    start_ns: int,
+    end_ns: int,
 ) -> _Changes:
     stamps: list[Ints] = []
     running: list[Ints] = []
@@ -205,9 +221,11 @@ def _changes(
         reason = thread.reason[inside][slept]
         add(thread.start_ns[inside][slept], -1, reason, 1)
         add(np.minimum(thread.end_ns[inside][slept], thread.dead_ns), 1, reason, -1)
-    copying = np.full(len(copies), _COPYING, np.uint16)
-    for sign, ends in ((1, [c.start_ns for c in copies]), (-1, [c.end_ns for c in copies])):
-        add(np.array(ends, np.int64), 0, copying, sign)
+    for code, spans in calls.items():
+        own = [c for c in spans if c.start_ns < end_ns and c.end_ns > start_ns]
+        inside_of = np.full(len(own), code, np.uint16)
+        add(np.array([c.start_ns for c in own], np.int64), 0, inside_of, 1)
+        add(np.array([c.end_ns for c in own], np.int64), 0, inside_of, -1)
     return _Changes(
         np.concatenate(stamps),
         np.concatenate(running),

@@ -237,7 +237,7 @@ def _engine(timeline: Timeline, served: Served) -> str | None:
 
 def _activities(timeline: Timeline, parts: Sequence[Phase], critical: Sequence[int]) -> Activities:
     return merged(
-        process_activities(timeline, tgid, phase.start_ns, phase.end_ns)
+        process_activities(timeline, tgid, phase.start_ns, phase.end_ns, phase.phase == "load")
         for phase, tgid in zip(parts, critical, strict=True)
     )
 

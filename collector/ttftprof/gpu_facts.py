@@ -45,11 +45,15 @@ class DriverSpan:
         """Whether it copies from the host to the device for certain."""
         if self.group != known.COPY:
             return False
-        return (
-            not self.name.startswith("hipMemcpy")
-            or "HtoD" in self.name
-            or (self.second == known.HOST_TO_DEVICE)
-        )
+        told = self.name.startswith("hipMemcpy") and self.second == known.HOST_TO_DEVICE
+        return told or "HtoD" in self.name
+
+    @property
+    def either_way(self) -> bool:
+        """Whether it copies, and only the driver knows where to."""
+        if self.group != known.COPY or self.to_device:
+            return False
+        return not self.name.startswith("hipMemcpy") or self.second == known.ANY_DIRECTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,10 @@ class GpuFacts:
         bits = np.uint16(valid)
         found: Records = rows[(rows["device"] == device) & ((rows["valid"] & bits) == bits)]
         return found
+
+    def waits(self, tgid: int) -> list[DriverSpan]:
+        """Calls of one process that return when the device is done."""
+        return [call for call in self.calls.get(tgid, ()) if call.group == known.WAIT]
 
     def copies(self, tgid: int) -> list[DriverSpan]:
         """Host-to-device copies of one process."""

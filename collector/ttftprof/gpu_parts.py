@@ -287,10 +287,17 @@ def transfer_evidence(timeline: Timeline, tgid: int, window: Span) -> list[Evide
     inside = [c for c in copies if c.start_ns >= window[0] and c.end_ns <= window[1]]
     size = sum(c.size_bytes for c in inside)
     both = common_ns(union(_spans(copies), window), union(_storage(timeline, window), window))
-    return [
+    told = [
         Evidence("driver", "copied to the device", size, "bytes"),
         Evidence("driver", "storage was read while copying", both, "ns"),
     ]
+    calls = timeline.gpu.calls.get(tgid, ())
+    unknown = sum(
+        c.size_bytes for c in calls if c.either_way and window[0] <= c.start_ns < window[1]
+    )
+    if unknown:
+        told.append(Evidence("driver", "copied in a direction that is not told", unknown, "bytes"))
+    return told
 
 
 def _storage(timeline: Timeline, window: Span) -> Iterator[Span]:

@@ -246,6 +246,37 @@ def test_a_call_right_after_the_library_was_mapped(libraries: Path, tmp_path: Pa
     assert all(c.result == 0 for c in calls)
 
 
+def test_the_hip_runtime_of_a_container(tmp_path: Path) -> None:
+    """Its library lies where only the container's mounts show it, and is mapped while recording."""
+    fake_gpu.build("fake_hip.c", tmp_path / "image", "libamdhip64.so.6.2.60204")
+    root = tmp_path / "rocm"
+    root.mkdir()
+    script = (
+        f"mount -t tmpfs none {root} && cp {tmp_path}/image/* {root}/ && "
+        f"exec {sys.executable} {fake_gpu.HERE / 'hip_process.py'} {root}/libamdhip64.so.6.2.60204"
+    )
+    process = subprocess.Popen(
+        ["unshare", "--mount", "sh", "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with recording(tmp_path / "hip.ttft", "--pid", str(process.pid)) as recorded:
+        output, _ = process.communicate("go\n", timeout=30)
+    assert not list(root.iterdir())
+    told = json.loads(output)
+    with recorded.reader() as reader:
+        timeline = build(reader)
+    calls = timeline.gpu.calls[told["pid"]]
+    assert [(c.name, c.size_bytes, c.result) for c in calls] == [
+        (name.removesuffix("_spt"), size, result) for name, _, _, size, result in told["spans"]
+    ]
+    for call, (_, begin, end, _, _) in zip(calls, told["spans"], strict=True):
+        assert begin <= call.start_ns <= call.end_ns <= end
+    copies = timeline.gpu.copies(told["pid"])
+    assert sum(c.size_bytes for c in copies) == 2 * MIB + 7 + 6 * MIB + 11
+
+
 def test_no_gpu_is_one_line_and_no_warning(tmp_path: Path) -> None:
     from ttftprof.reports.words import warnings
 

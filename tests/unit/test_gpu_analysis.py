@@ -141,6 +141,24 @@ def test_a_copy_is_transfer_but_for_its_waits_for_storage() -> None:
     ]  # fmt: skip
 
 
+def test_waiting_for_the_device_is_gpu_but_in_a_load_it_is_transfer() -> None:
+    """A driver spins while it waits: the call tells, not the scheduler."""
+    scene = Scene(end=300).process(7, "x").wait(7, 10, 20, Wait.LOCK)
+    scene.driver_call(7, "cuMemcpyHtoDAsync", 100, 101, size=64 * MIB)
+    timeline = scene.driver_call(7, "cuStreamSynchronize", 110, 190).timeline()
+    spans = [
+        [
+            (a.activity, ms(a.start_ns))
+            for a in process_activities(timeline, 7, ns(90), ns(200), in_load)
+        ]
+        for in_load in (False, True)
+    ]
+    between = [("cpu", 90), ("transfer", 100), ("cpu", 101)]
+    assert spans == [
+        [*between, ("gpu", 110), ("cpu", 190)], [*between, ("transfer", 110), ("cpu", 190)]
+    ]  # fmt: skip
+
+
 def test_a_copy_under_way_at_the_end_is_transfer_to_the_end() -> None:
     timeline = Scene(end=300).process(7, "x").wait(7, 10, 20, Wait.LOCK).driver_call(
         7, "cuMemcpyHtoDAsync", 100, None, size=9
@@ -152,11 +170,19 @@ def test_a_copy_under_way_at_the_end_is_transfer_to_the_end() -> None:
 @pytest.mark.parametrize(
     ("name", "second", "counts"),
     [("hipMemcpy", 1, True), ("hipMemcpy", 2, False), ("hipMemcpyHtoD", 0, True),
-     ("hipMemcpyAsync", 3, False), ("cuMemcpyHtoDAsync", 77, True), ("cuMemAlloc", 1, False)],
+     ("hipMemcpyAsync", 3, False), ("cuMemcpyHtoDAsync", 77, True), ("cuMemAlloc", 1, False),
+     ("cuMemcpy", 77, False), ("cuMemcpyAsync", 77, False)],
 )  # fmt: skip
 def test_only_copies_to_the_device_are_counted(name: str, second: int, counts: bool) -> None:
     timeline = Scene().process(7, "x").driver_call(7, name, 1, 2, 50, second).timeline()
     assert bool(timeline.gpu.copies(7)) == counts
+
+
+def test_copies_that_may_go_either_way_are_told_apart() -> None:
+    scene = gpu_switch().driver_call(NEW, "cuMemcpyAsync", 410, 411, size=5 * MIB)
+    transfer = parts(scene.wait(NEW, 165, 166, Wait.LOCK).only_request(), "load")["transfer"]
+    assert value(transfer.evidence, "copied in a direction that is not told") == 5 * MIB
+    assert value(transfer.evidence, "copied to the device") == 160 * MIB
 
 
 def test_overlap_of_storage_and_transfer_is_given() -> None:

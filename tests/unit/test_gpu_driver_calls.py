@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from ttftprof.engines.driver_calls import (
 )
 from ttftprof.engines.kernel_caches import cache_of, is_bookkeeping, is_compiler
 from ttftprof.engines.markers import MARK_NAMES
+from ttftprof.sources import nvml
 from ttftprof.sources.libraries import LibraryMarks
+from unit.trees import FIXTURES
 
 
 def test_rows_are_unique_and_apart_from_the_engines() -> None:
@@ -58,6 +61,64 @@ def test_other_libraries_have_none(name: str) -> None:
 def test_launches_only_when_asked_for() -> None:
     assert LAUNCH not in {call.group for call in calls_in("libcuda.so.1")}
     assert LAUNCH in {call.group for call in calls_in("libcuda.so.1", launches=True)}
+
+
+# -- against the exports of real drivers ----------------------------------------------------------
+
+
+def exports(library: str) -> set[str]:
+    lines = (FIXTURES / f"driver/{library}.txt").read_text().splitlines()
+    return {line for line in lines if not line.startswith("#")}
+
+
+def probed(library_name: str) -> set[str]:
+    return {symbol for call in calls_in(library_name, launches=True) for symbol in call.symbols}
+
+
+# What stands out of the patterns below, and is left alone for a reason.
+_NO_BYTES = r"Array|Pitch|3D|Mipmapped|Peer"  # sizes in structures or by shape, for images
+_OTHER_WAY = r"DtoH|DtoD|DtoA|AtoH|AtoD|AtoA|HtoA|(From|To)(Array|Symbol)|2D|Param2D"
+_GRAPHICS = r"cu(GL|VDPAU|EGL)"
+_RECORDED = r"Graph(Add|Exec|Memcpy|MemAlloc)|Node"  # into a graph, not done
+_ASKS = r"Get(DevicePointer|Flags)|Unregister"
+
+
+@pytest.mark.parametrize(
+    ("library", "name"), [("libcuda_535", "libcuda.so.1"), ("libamdhip64_5_2", "libamdhip64.so.5")]
+)
+def test_all_variants_that_a_real_driver_exports_are_probed(library: str, name: str) -> None:
+    """Every begin, load, allocation, copy, capture and wait in it, for all kinds of streams."""
+    apart = "|".join((_NO_BYTES, _OTHER_WAY, _GRAPHICS, _RECORDED, _ASKS))
+    wanted = {symbol for symbol in exports(library) if not re.search(apart, symbol)}
+    assert len(wanted) > 40
+    left_out = wanted - probed(name)
+    assert left_out <= {
+        "hipCtxSynchronize",  # does nothing
+        "hipInitActivityCallback", "hipExtLaunchKernel",
+        "cuLaunch", "cuLaunchGrid", "cuLaunchGridAsync", "cuLaunchHostFunc",
+        "cuLaunchHostFunc_ptsz", "cuLaunchCooperativeKernel", "cuLaunchCooperativeKernel_ptsz",
+        "cuLaunchCooperativeKernelMultiDevice", "hipLaunchCooperativeKernel", "hipLaunchByPtr",
+        "hipLaunchCooperativeKernelMultiDevice", "hipLaunchCooperativeKernel_spt",
+    }, left_out  # fmt: skip
+
+
+def test_calls_are_spelt_as_real_drivers_do() -> None:
+    for library, name, newer in (
+        ("libcuda_535", "libcuda.so.1", {"cuStreamBeginCaptureToGraph", "cuFuncLoad"}),
+        ("libamdhip64_5_2", "libamdhip64.so.5", {"hiprtcCompileProgram"}),
+    ):
+        found = exports(library)
+        unknown = {c.name for c in calls_in(name, True) if not found & set(c.symbols)}
+        assert unknown == newer
+
+
+def test_questions_to_nvml_are_spelt_as_the_real_library_does() -> None:
+    """Those in the source of the sampler; the binding adds versions to some."""
+    asked = set(re.findall(r'"(nvml[A-Z]\w+)"', Path(nvml.__file__).read_text()))
+    asked |= {f"nvmlDeviceGetCurrPcieLink{what}" for what in ("Generation", "Width")}
+    asked |= {f"nvmlDeviceGet{what}RunningProcesses_v3" for what in ("Compute", "Graphics")}
+    assert len(asked) > 20
+    assert {a for a in asked if a not in exports("libnvidia-ml_535")} == set()
 
 
 class Probed:

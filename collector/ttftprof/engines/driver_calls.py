@@ -2,8 +2,9 @@
 
 A row names one call; its exported variants (`_v2`, per-thread streams `_ptds`/`_ptsz`/`_spt`) are
 looked for in the library itself, and one exported address is probed once: what cuGetProcAddress
-hands out is the address of an export. Signatures: cuda.h of CUDA 12, hip_runtime_api.h of ROCm 6,
-nvrtc.h. Launches happen thousands of times a second and are only probed when asked for.
+hands out is the address of an export (so in libcuda 535, for each kind of stream). Signatures:
+cuda.h of CUDA 12, hip_runtime_api.h of ROCm 6, hsa.h, nvrtc.h. Launches happen thousands of times a
+second and are only probed when asked for.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ _COOKIE_FIRST, _COOKIE_SECOND = 20, 24
 # What the call is a part of.
 CONTEXT, COMPILE, ALLOC, MAP, PIN, COPY = "context", "compile", "alloc", "map", "pin", "copy"
 CAPTURE, CAPTURED, INSTANTIATE, LAUNCH = "capture", "captured", "instantiate", "launch"
+WAIT = "wait"  # for what was given to the device: once or twice a token
 
 # Meanings of the second argument that is kept.
 SOURCE, ADDRESS, DIRECTION = "source", "address", "direction"
-HOST_TO_DEVICE = 1  # of hipMemcpyKind
+HOST_TO_DEVICE, ANY_DIRECTION = 1, 4  # of hipMemcpyKind
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY, hipErrorOutOfMemory
 
 
@@ -119,11 +121,25 @@ DRIVER_LIBRARIES = (
         ("cuLaunchKernel", LAUNCH),
         ("cuLaunchKernelEx", LAUNCH),
         ("cuGraphLaunch", LAUNCH),
+        # From here the driver compiles or loads what it had put off (CUDA_MODULE_LOADING=LAZY).
+        ("cuLibraryGetModule", COMPILE),
+        ("cuKernelGetFunction", COMPILE),
+        ("cuModuleGetFunction", COMPILE),
+        ("cuFuncLoad", COMPILE),
+        # Which way these go only the driver knows.
+        ("cuMemcpy", COPY, 3, 2, SOURCE),
+        ("cuMemcpyAsync", COPY, 3, 2, SOURCE),
+        ("cuCtxSynchronize", WAIT),
+        ("cuStreamSynchronize", WAIT),
+        ("cuEventSynchronize", WAIT),
     ),
     _library(
         FIRST_ROW + 100,
         r"libamdhip64\.so(\.[\d.]+)?",
-        ("/opt/rocm/lib/libamdhip64.so", "/usr/lib/x86_64-linux-gnu/libamdhip64.so.6"),
+        (
+            "/opt/rocm/lib/libamdhip64.so", "/usr/lib/x86_64-linux-gnu/libamdhip64.so.5",
+            "/usr/lib/x86_64-linux-gnu/libamdhip64.so.6", "/usr/lib64/libamdhip64.so.6",
+        ),
         ("hipInit", CONTEXT),
         ("hipCtxCreate", CONTEXT),
         ("hipDevicePrimaryCtxRetain", CONTEXT),
@@ -152,6 +168,14 @@ DRIVER_LIBRARIES = (
         ("hipLaunchKernel", LAUNCH),
         ("hipModuleLaunchKernel", LAUNCH),
         ("hipGraphLaunch", LAUNCH),
+        ("hipGetDeviceCount", CONTEXT),  # mostly the first call, which starts the runtime
+        ("hipModuleGetFunction", COMPILE),
+        ("hipMallocFromPoolAsync", ALLOC, 2),
+        ("hipMallocHost", PIN, 2),
+        ("hipMemAllocHost", PIN, 2),
+        ("hipDeviceSynchronize", WAIT),
+        ("hipStreamSynchronize", WAIT),
+        ("hipEventSynchronize", WAIT),
     ),
     _library(
         FIRST_ROW + 200,
@@ -164,6 +188,12 @@ DRIVER_LIBRARIES = (
         r"libhiprtc\.so(\.[\d.]+)?",
         (),
         ("hiprtcCompileProgram", COMPILE),
+    ),
+    _library(
+        FIRST_ROW + 220,
+        r"libhsa-runtime64\.so(\.[\d.]+)?",
+        ("/opt/rocm/lib/libhsa-runtime64.so.1", "/usr/lib/x86_64-linux-gnu/libhsa-runtime64.so.1"),
+        ("hsa_init", CONTEXT),
     ),
 )  # fmt: skip
 
