@@ -135,7 +135,7 @@ def test_the_sum_of_what_was_copied_is_exact(runs: list[Run]) -> None:
     for run in runs:
         copied = sum(size for name, _, _, size in run.truth if "HtoD" in name)
         assert sum(c.size_bytes for c in run.timeline.gpu.copies(run.pid)) == copied
-        assert copied == 1 + 2 * MIB + 7 + 3 * MIB + 2 * MIB + WEIGHTS_BYTES
+        assert copied == 1 + 2 * MIB + 7 + 3 * MIB + 2 * MIB + 2 * 5 + WEIGHTS_BYTES
 
 
 def test_the_parts_of_a_start_agree_to_a_millisecond(runs: list[Run]) -> None:

@@ -1,4 +1,4 @@
-"""The tests' own GPU: two C libraries with the real ABI, and the words of memory they share."""
+"""The tests' own GPUs: C libraries with the real ABI, and the words of memory they share."""
 
 from __future__ import annotations
 
@@ -42,11 +42,14 @@ class State:
 
 
 def build(source: str, folder: Path, library: str) -> Path:
-    """`source` of this folder as a shared library of that name in `folder`."""
+    """`source` of this folder as a shared library of that name in `folder`, with the versions of
+    symbols that a .map beside it gives."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     assert compiler, "the fake GPU needs a C compiler: scripts/setup installs it"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / library
+    versions = HERE / source.replace(".c", ".map")
     flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-Wl,-soname,{library}"]
+    flags += [f"-Wl,--version-script={versions}"] if versions.exists() else []
     subprocess.run([compiler, *flags, "-o", str(path), str(HERE / source)], check=True)
     return path

@@ -21,7 +21,11 @@ static int takes(long ms)
 	return SUCCESS;
 }
 
-int hipInit(unsigned flags) { (void)flags; return takes(20); }
+/* In two versions, as the runtime has of what it changed. */
+int init_of_4_2(unsigned flags) { (void)flags; return takes(25); }
+int init_of_6_0(unsigned flags) { (void)flags; return takes(20); }
+__asm__(".symver init_of_4_2, hipInit@hip_4.2");
+__asm__(".symver init_of_6_0, hipInit@@hip_6.0");
 int hipGetDeviceCount(int *count) { *count = 1; return takes(15); }
 int hipModuleLoadData(void **module, const void *image) { (void)image; *module = bounce; return takes(10); }
 

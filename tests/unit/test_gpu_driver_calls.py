@@ -20,7 +20,7 @@ from ttftprof.engines.driver_calls import (
 from ttftprof.engines.kernel_caches import cache_of, is_bookkeeping, is_compiler
 from ttftprof.engines.markers import MARK_NAMES
 from ttftprof.sources import nvml
-from ttftprof.sources.libraries import LibraryMarks
+from ttftprof.sources.libraries import LibraryMarks, symbol_places
 from unit.trees import FIXTURES
 
 
@@ -151,6 +151,19 @@ def test_variants_are_found_and_an_address_is_probed_once(library: Path) -> None
     assert rows.count("cuMemcpyHtoDAsync") == 2  # _v2 and _v2_ptsz are two
     assert "cuLaunchKernel" not in rows
     assert probed.found[0][0] == "/in/a/container/libcuda.so.570.1"
+
+
+def test_every_version_of_a_symbol_is_probed(tmp_path: Path) -> None:
+    """hipInit@hip_4.2 for programs of then, hipInit@@hip_6.0 for those of now."""
+    name = "libamdhip64.so.6"
+    library = fake_gpu.build("fake_hip.c", tmp_path, name)
+    places = symbol_places(library, {"hipInit", "hipMalloc"})
+    assert sorted(symbol for symbol, _ in places) == ["hipInit", "hipInit", "hipMalloc"]
+    assert len({offset for _, offset in places}) == 3
+    probed = Probed()
+    probed.marks().probe(library, shown=name)
+    rows = [DRIVER_CALLS[cookie & 0xFFFF].name for _, _, cookie in probed.places]
+    assert rows.count("hipInit") == 2
 
 
 def test_a_library_met_by_two_paths_is_probed_once(library: Path, tmp_path: Path) -> None:

@@ -25,19 +25,25 @@ Attach = Callable[[str, Sequence[tuple[int, int]]], None]  # path, (offset, cook
 
 
 def symbol_offsets(path: Path, names: set[str]) -> dict[str, int]:
-    """{symbol: offset in the file} of the defined functions among `names`.
+    """{symbol: offset in the file} of the defined functions among `names`; of several versions of
+    one, the first."""
+    return dict(reversed(symbol_places(path, names)))
+
+
+def symbol_places(path: Path, names: set[str]) -> list[tuple[str, int]]:
+    """(symbol, offset in the file) of the defined functions among `names`, in all their versions.
 
     Empty for what is not an ELF file with a dynamic symbol table, or a damaged one.
     """
     try:
         with path.open("rb") as file:
             if file.read(4) != b"\x7fELF" or os.fstat(file.fileno()).st_size > MAX_LIBRARY_BYTES:
-                return {}
+                return []
             elf = ELFFile(file)
             table = elf.get_section_by_name(".dynsym")
             if table is None:
-                return {}
-            return dict(_lookup(elf, table, names))
+                return []
+            return list(_lookup(elf, table, names))
     except (
         ELFError,
         OSError,
@@ -52,23 +58,42 @@ def symbol_offsets(path: Path, names: set[str]) -> dict[str, int]:
         MemoryError,
     ):
         # Whatever a hostile or cut-off file makes the parser stumble over.
-        return {}
+        return []
 
 
 def _lookup(elf: Any, table: Any, names: set[str]) -> Iterator[tuple[str, int]]:
     hashed = elf.get_section_by_name(".gnu.hash")
     for name in names:
-        if hashed is not None:
-            symbol = hashed.get_symbol(name)
-            found = [symbol] if symbol is not None else []
-        else:
-            found = table.get_symbol_by_name(name) or []
+        found: Iterable[Any] = (
+            _hashed_symbols(elf, hashed, table, name)
+            if hashed is not None
+            else table.get_symbol_by_name(name) or ()
+        )
         for symbol in found:
             address = symbol["st_value"]
             if symbol["st_info"]["type"] == "STT_FUNC" and address:
                 offset = _file_offset(elf, address)
                 if offset is not None:
                     yield name, offset
+
+
+def _hashed_symbols(elf: Any, hashed: Any, table: Any, name: str) -> Iterator[Any]:
+    """All symbols of a name: there is one for each version of it. The table's own look-up ends at
+    the first. Layout of .gnu.hash: 4 words, the bloom filter, the buckets, a hash a symbol."""
+    if hashed.get_symbol(name) is None:
+        return
+    sizes, wanted = hashed.params, hashed.gnu_hash(name) | 1
+    index = sizes["buckets"][hashed.gnu_hash(name) % sizes["nbuckets"]]
+    hashes_at = hashed["sh_offset"] + 16 + sizes["bloom_size"] * elf.elfclass // 8
+    hashes_at += 4 * (sizes["nbuckets"] - sizes["symoffset"])
+    last = False
+    while not last:
+        elf.stream.seek(hashes_at + 4 * index)
+        found = int.from_bytes(elf.stream.read(4), "little" if elf.little_endian else "big")
+        last = bool(found & 1) or not found
+        if found | 1 == wanted and (symbol := table.get_symbol(index)).name == name:
+            yield symbol
+        index += 1
 
 
 def _file_offset(elf: Any, address: int) -> int | None:
@@ -138,7 +163,7 @@ class LibraryMarks:
             self._probe_engine(path, shown)
 
     def _probe_driver(self, path: Path, shown: str, calls: tuple[DriverCall, ...]) -> None:
-        """Each exported variant of each call; an address that two names have, once."""
+        """Each exported variant and version of each call; an address that two names have, once."""
         try:
             status = path.stat()
         except OSError:
@@ -146,12 +171,10 @@ class LibraryMarks:
         if (status.st_ino, status.st_size) in self._drivers:
             return
         self._drivers.add((status.st_ino, status.st_size))
-        offsets = symbol_offsets(path, {name for call in calls for name in call.symbols})
+        by_symbol = {name: call for call in calls for name in call.symbols}
         taken: dict[int, DriverCall] = {}
-        for call in calls:
-            for name in call.symbols:
-                if name in offsets:
-                    taken.setdefault(offsets[name], call)
+        for name, offset in sorted(symbol_places(path, set(by_symbol))):
+            taken.setdefault(offset, by_symbol[name])
         if not taken:
             return
         try:
