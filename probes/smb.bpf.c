@@ -189,10 +189,12 @@ int BPF_PROG(smb__answered, u32 tree, u64 session, u16 command, u64 number)
 	return 0;
 }
 
-/* The server grants credits; without one a request waits before it is made. */
-static __always_inline int starved(int credits, int in_flight)
+/* A server grants credits, one for each 64 KiB that may be asked for. Of fewer than nine the
+ * client takes none: it asks for 64 KiB, and waits for a credit before it sends that. */
+SEC("tp_btf/smb3_wait_credits")
+int BPF_PROG(smb__starved, u64 number, u64 connection, char *host, int credits, int taken, int in_flight)
 {
-	if (!current_slot())
+	if (taken || !current_slot())
 		return 0;
 	struct event *e = event_begin(EVENT_REMOTE_STARVED, bpf_ktime_get_ns());
 	if (!e)
@@ -202,17 +204,4 @@ static __always_inline int starved(int credits, int in_flight)
 	e->b = in_flight;
 	event_end(e);
 	return 0;
-}
-
-SEC("tp_btf/smb3_insufficient_credits")
-int BPF_PROG(smb__starved, u64 number, u64 connection, char *host, int credits, int added, int in_flight)
-{
-	return starved(credits, in_flight);
-}
-
-SEC("tp_btf/smb3_credit_timeout")
-int BPF_PROG(smb__starved_long, u64 number, u64 connection, char *host, int credits, int added,
-	     int in_flight)
-{
-	return starved(credits, in_flight);
 }

@@ -376,5 +376,7 @@ def _notes(timeline: Timeline) -> list[str]:
     tls = len({e.socket for e in timeline.exchanges if any("TLS" in n for n in e.notes)})
     if tls:
         notes.append(f"{tls} connection(s) were encrypted: their requests could not be read")
-    notes += remote.notes(timeline.remote, timeline.mounts, timeline.of_kind(Kind.REMOTE_STARVED))
+    starved = timeline.of_kind(Kind.REMOTE_STARVED)
+    notes += remote.notes(timeline.remote, timeline.mounts, timeline.shares, starved)
+    notes += storage.read_beside(timeline)
     return notes

@@ -202,6 +202,7 @@ class Recorder:
         for name in self.target.successors:
             self.session.take_successors(name, self.target.successors_in)
         self.session.seed(self.target.pids)
+        self.session.await_modules()
         windows.begin()
         self._threads = SlotReader(self.session.threads, THREAD_ROW)
         self._files = SlotReader(self.session.files, FILE_ROW)
@@ -401,6 +402,7 @@ class Recorder:
             self.writer.add_batch(stream, np.concatenate(parts))
         self._held.clear()
         self._keep_unanswered(ns)
+        self.session.take_late(self._fstypes)
         self.writer.commit()
 
     def _keep_unanswered(self, ns: int) -> None:

@@ -285,7 +285,12 @@ def shares_growth(facts: Iterable[Mapping[str, Any]]) -> dict[str, ShareStats]:
     }
 
 
-def notes(reads: Records, mounts: Mapping[str, MountStats], starved: Records) -> list[str]:
+def notes(
+    reads: Records,
+    mounts: Mapping[str, MountStats],
+    shares: Mapping[str, ShareStats],
+    starved: Records,
+) -> list[str]:
     """What of the remote reads a person must know before the numbers: one sentence each."""
     found = []
     hanging = reads[reads["unanswered"]]
@@ -299,31 +304,34 @@ def notes(reads: Records, mounts: Mapping[str, MountStats], starved: Records) ->
     failed = int(np.count_nonzero(reads["failed"]))
     if failed:
         found.append(f"{failed} remote read(s) ended with an error")
-    if len(starved):
-        waited_s = credit_wait_ns(reads, starved) / 1e9
+    cut = cut_short(reads, starved)
+    if len(cut):
+        waited_s = float(cut["queue_ns"].sum()) / 1e9
         found.append(
-            f"the SMB server's credits were short {len(starved)} time(s): readers waited "
-            f"{waited_s:.2f} s for leave to ask"
+            f"{len(cut)} SMB read(s) were cut to 64 KiB, as the server grants too few credits, and "
+            f"waited {waited_s:.2f} s in all to be sent"
         )
     for point, stats in sorted(mounts.items()):
         found += _mount_notes(point, stats)
+    found += [
+        f"{name}: {share.failed_reads} of {share.reads} SMB reads failed"
+        for name, share in sorted(shares.items())
+        if share.failed_reads
+    ]
     return found
 
 
-def credit_wait_ns(reads: Records, starved: Records) -> int:
-    """Time that threads waited for an SMB server's credits: from each shortage to the thread's next
-    read. A server gives credits as leave to send; without any, the client holds its reads back."""
+def cut_short(reads: Records, starved: Records) -> Records:
+    """The SMB reads that were made for want of credits as they are: of each shortage, the next of
+    its thread."""
     asked = reads[reads["family"] == Family.SMB]
-    waited = 0
+    found: list[Records] = []
     for tid in np.unique(starved["tid"]):
-        begun = np.sort(asked["start_ns"][asked["tid"] == tid])
-        until = 0
-        for short_ns in np.sort(starved["start_ns"][starved["tid"] == tid].astype(np.int64)):
-            after = begun[np.searchsorted(begun, short_ns) :]
-            if len(after):
-                waited += max(int(after[0]) - max(int(short_ns), until), 0)
-                until = max(until, int(after[0]))
-    return waited
+        own = asked[asked["tid"] == tid]
+        short_ns = starved["start_ns"][starved["tid"] == tid].astype(np.int64)
+        after = np.unique(np.searchsorted(own["start_ns"], short_ns))
+        found.append(own[after[after < len(own)]])
+    return np.concatenate(found) if found else asked[:0]
 
 
 def _mount_notes(point: str, stats: MountStats) -> list[str]:

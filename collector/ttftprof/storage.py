@@ -243,6 +243,34 @@ def notes_of(files: Iterable[FileUse]) -> list[str]:
     ]
 
 
+_BESIDE_SHARE, _BESIDE_BYTES = 0.1, 16 << 20  # of what a server gave, from which others matter
+
+
+def read_beside(timeline: Timeline) -> list[str]:
+    """Where the kernel counted more bytes from a server than the target's files had: other programs
+    read over the same way, and had a part of the link."""
+    nfs = [(m, m, stats.bytes.get("server_read", 0)) for m, stats in timeline.mounts.items()]
+    smb = [(s, s.replace("\\", "/"), stats.read_bytes) for s, stats in timeline.shares.items()]
+    found = []
+    for name, way, given in sorted(nfs + smb):
+        own = sum(_came(timeline, f) for f in timeline.files.values() if way in (f.mount, f.source))
+        beside = given - own
+        if own and beside >= max(_BESIDE_SHARE * given, _BESIDE_BYTES):
+            found.append(
+                f"other programs read {beside / 1e6:,.0f} MB from {name} meanwhile, beside "
+                f"{own / 1e6:,.0f} MB of the target"
+            )
+    return found
+
+
+def _came(timeline: Timeline, file: FileFacts) -> int:
+    """Bytes that came from storage while recording ran, for the target."""
+    until = timeline.start_ns, timeline.end_ns
+    return file.delta("added_pages", *until) * timeline.page_bytes + file.delta(
+        "direct_bytes", *until
+    )
+
+
 def _from_cache(
     file: FileFacts, residency: float | None, read: int, direct: int, added: int, mapped: bool
 ) -> int | None:

@@ -26,7 +26,7 @@ from ttftprof.gpu_facts import GpuFacts
 from ttftprof.python_facts import PythonFacts
 from ttftprof.recording import Facts, Source
 from ttftprof.sources.http import BEGAN_BEFORE
-from ttftprof.sources.mountstats import MountStats
+from ttftprof.sources.mountstats import MountStats, ShareStats
 
 Ints = npt.NDArray[np.int64]
 FOREVER = int(np.iinfo(np.int64).max)
@@ -171,6 +171,7 @@ class FileFacts:
     max_request_kb: int | None = None
     line_bytes_per_second: float | None = None  # of the narrowest link to its storage
     link: str | None = None
+    source: str | None = None  # of its mount: a device, `server:/export`, `//server/share`
 
     @property
     def key(self) -> tuple[int, int]:
@@ -221,6 +222,7 @@ class Timeline:
     thread_rows: Mapping[int, Records]  # by tgid, ordered by stamp
     remote: Records  # reads asked of servers and daemons, `remote.READ`
     mounts: Mapping[str, MountStats]  # growth of the kernel's NFS counters, by mount point
+    shares: Mapping[str, ShareStats]  # and of its SMB counters, by share
     gpu: GpuFacts
     counts_refaults: bool  # whether the recorder that wrote it counted what left the cache and why
     memory: Sequence[Mapping[str, Any]]  # limits of control groups, as recorded
@@ -340,6 +342,7 @@ def _build(reader: Facts) -> Timeline:
         thread_rows={tgid: rows for (tgid,), rows in split_by(threads, "tgid").items()},
         remote=remote.reads_of(by_kind),
         mounts=remote.mounts_growth(fact for _, fact in reader.facts("mountstats")),
+        shares=remote.shares_growth(fact for _, fact in reader.facts("smb_share")),
         counts_refaults=reader.has_field("files", "refaulted_pages"),
         memory=tuple(fact for _, fact in reader.facts("memory")),
         gpu=gpu_facts.read(reader, by_kind),
@@ -751,6 +754,7 @@ def _files(reader: Facts, looks: Ints, end_ns: int) -> dict[tuple[int, int], Fil
             max_request_kb=_whole(fact.get("max_request_kb")),
             line_bytes_per_second=_rate(fact.get("line_bytes_per_second")),
             link=None if fact.get("link") is None else str(fact["link"]),
+            source=None if fact.get("source") is None else str(fact["source"]),
         )
     return found
 

@@ -238,6 +238,6 @@ def test_a_daemon_that_stops_answering_leaves_reads_unanswered(
     assert (hanging["got_bytes"] == 0).all()
     file = next(f for f in timeline.files.values() if f.path == str(daemon.model))
     assert set(hanging["ino"].tolist()) == {file.ino}
-    [note] = remote.notes(reads, {}, timeline.events[Kind.REMOTE_STARVED])
+    [note] = remote.notes(reads, {}, {}, timeline.events[Kind.REMOTE_STARVED])
     assert "FUSE" in note
     assert "unanswered" in note

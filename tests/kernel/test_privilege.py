@@ -139,7 +139,7 @@ def statuses_without_root(pid: int) -> list[dict[str, str]]:
 def test_a_recorder_is_root_no_more(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its one helper can switch statistics on and nothing else, and ends with it."""
+    """Its helpers have CAP_SYS_ADMIN and nothing else, and end with it."""
     tmp_path.chmod(0o777)
     for folder in tmp_path.parents:
         if folder.stat().st_uid == 0 and folder.name.startswith("pytest"):
@@ -149,16 +149,17 @@ def test_a_recorder_is_root_no_more(
     with started("idle", model) as program:
         seen = start_recording(tmp_path / "a.ttft", "--pid", str(program.pid))
         threads = statuses_without_root(seen.process.pid)
-        (helper,) = psutil.Process(seen.process.pid).children()
-        (helped,) = statuses(helper.pid)
+        helpers = psutil.Process(seen.process.pid).children()
+        helped = [status for helper in helpers for status in statuses(helper.pid)]
         time.sleep(2.5)
         assert seen.stop() == 0, seen.output
-    assert not helper.is_running()
+    assert helpers
+    assert not any(helper.is_running() for helper in helpers)
     assert len(threads) == 1
     assert {thread["Uid"].split()[1] for thread in threads} == {str(NOBODY)}
     assert {int(thread["CapEff"], 16) for thread in threads} == {LEFT_BITS}
-    assert int(helped["CapEff"], 16) == CAP_SYS_ADMIN
-    assert int(helped["CapBnd"], 16) == CAP_SYS_ADMIN
+    assert {int(status["CapEff"], 16) for status in helped} == {CAP_SYS_ADMIN}
+    assert {int(status["CapBnd"], 16) for status in helped} == {CAP_SYS_ADMIN}
     assert (tmp_path / "a.ttft").stat().st_uid == NOBODY
     assert [p.name for p in tmp_path.glob("a.ttft*")] == ["a.ttft"]
     assert any(probe.runs for probe in seen.report().overhead.probes)

@@ -158,6 +158,30 @@ def test_a_warm_load_is_what_the_cache_did(tmp_path: Path) -> None:
     assert weights_of(request).bytes_from_storage == 0
 
 
+def test_a_warm_map_that_is_slow_from_faults_alone(tmp_path: Path) -> None:
+    """Every page of it is copied when it is written to: no storage, no wait, and yet slow."""
+    model = tmp_path / "warm.gguf"
+    with model.open("wb") as file:
+        file.truncate(384 * MIB)  # a hole: its pages are in the cache all the same
+    model.read_bytes()
+    reader, path = tmp_path / "reader", tmp_path / "faults.ttft"
+    subprocess.run(["gcc", "-O2", "-o", str(reader), str(READER)], check=True)
+    seen = start_recording(path, "--", str(reader), "patch", str(model), str(pick_port()))
+    seen.process.wait(timeout=120)
+    [start] = seen.report().starts
+    weights = next(f for f in start.files if f.is_weights)
+    assert weights.path == str(model)
+    assert weights.bytes_from_storage == 0
+    assert weights.residency_before == 1.0
+    assert weights.minor_faults
+    assert weights.minor_faults >= model.stat().st_size // 4096
+    load = start.phase_activity()["load"]
+    assert load.get("storage_wait", 0) == 0
+    assert (start.verdict.cause, start.verdict.activity) == ("load", "fault"), load
+    assert start.verdict.storage == "cache worked"
+    assert "Storage is not to blame: not one byte" in start.verdict.explanation
+
+
 # -- memory ----------------------------------------------------------------------------------------
 
 MEMORY = Path("/sys/fs/cgroup/memory")

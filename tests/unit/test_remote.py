@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ttftprof import remote
 from ttftprof.events import EVENT, Family, Kind, Records, RemoteFlag
-from ttftprof.sources.mountstats import MountStats
+from ttftprof.sources.mountstats import MountStats, ShareStats
 
 MS = 1_000_000
 DEV, INO = 0x2E, 77
@@ -175,31 +175,39 @@ def test_notes_say_what_went_wrong() -> None:
         "/here": MountStats("localhost:/", "/here", "nfs4", bytes={"server_read": 4096}),
         "/wide": MountStats("nas:/", "/wide", "nfs4", pnfs="nfs_layout_flexfiles"),
     }  # fmt: skip
+    shares = {n: ShareStats(n, 4096, 9, bad) for n, bad in (("\\\\nas\\m", 2), ("\\\\nas\\k", 0))}
     starved = record(Kind.REMOTE_STARVED, 0, 0)
-    text = "\n".join(remote.notes(reads, mounts, starved))
+    text = "\n".join(remote.notes(reads, mounts, shares, starved))
     assert "1 NFS read(s) were unanswered" in text
     assert "2.5 s" in text
     assert "1 remote read(s) ended with an error" in text
     assert "3 of 20 NFS reads were sent again" in text
     assert "1 of 2 connections carried requests" in text
     assert "LOCALIO" in text
+    assert "\\\\nas\\m: 2 of 9 SMB reads failed" in text
+    assert "nas\\k" not in text
     assert "pNFS (nfs_layout_flexfiles)" in text
-    assert "credits were short 1 time(s)" in text
-    assert remote.notes(reads_of(), {}, starved[:0]) == []
+    assert "1 SMB read(s) were cut to 64 KiB" in text
+    assert remote.notes(reads_of(), {}, {}, starved[:0]) == []
 
 
-def test_waiting_for_credits_is_from_the_shortage_to_the_next_read() -> None:
+def test_a_want_of_credits_cuts_the_threads_next_read() -> None:
     reads = reads_of(
         read(5, 1, 4096, flags=Family.SMB),
-        read(30, 1, 4096, flags=Family.SMB),
-        read(70, 1, 4096, flags=Family.SMB),
+        read(30, 1, 65536, flags=Family.SMB),
+        split(30, 3, 1),
+        read(70, 1, 65536, flags=Family.SMB),
+        split(70, 4, 1),
         read(12, 1, 4096, flags=Family.SMB, tid=6),
         read(11, 1, 4096, flags=Family.NFS),
     )
-    # Short twice before one read: that wait counts once. After the last read nothing is known.
+    # Short twice before one read: that is cut once. What came after the last is not known.
     starved = np.concatenate([record(Kind.REMOTE_STARVED, at * MS, 0) for at in (10, 20, 60, 80)])
-    assert remote.credit_wait_ns(reads, starved) == (30 - 10 + 70 - 60) * MS
-    assert remote.credit_wait_ns(reads, starved[:0]) == 0
+    assert remote.cut_short(reads, starved)["start_ns"].tolist() == [30 * MS, 70 * MS]
+    [note] = remote.notes(reads, {}, {}, starved)
+    assert note.startswith("2 SMB read(s) were cut to 64 KiB")
+    assert "waited 0.01 s" in note
+    assert not len(remote.cut_short(reads, starved[:0]))
 
 
 def test_growth_is_from_start_to_end() -> None:
@@ -242,6 +250,6 @@ def test_any_records_give_sums_that_hold(raw: list[tuple[Kind, int, int, int, in
         assert depth
         assert 1 <= depth.max <= len(reads)
         assert remote.busy_ns(reads) <= int((reads["end_ns"] - reads["start_ns"]).sum())
-    remote.notes(reads, {}, np.zeros(0, EVENT))
+    remote.notes(reads, {}, {}, np.zeros(0, EVENT))
     remote.path_model(reads)
     remote.sequential_share(reads)

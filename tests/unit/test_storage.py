@@ -9,7 +9,7 @@ import pytest
 from ttftprof.events import Kind, MmapFlag, ReadFlag, Wait, kernel_dev
 from ttftprof.model import FileUse, Quantiles
 from ttftprof.phases import StartUp
-from ttftprof.storage import counted, files_of, mounts_of, notes_of
+from ttftprof.storage import counted, files_of, mounts_of, notes_of, read_beside
 from ttftprof.timeline import Timeline
 from unit.recordings import A_GGUF, B_GGUF, DEV, MIB, MS, NEW, OLD, PAGE, Scene, ns
 
@@ -102,6 +102,36 @@ def test_what_others_read_meanwhile_is_told_apart() -> None:
         "other programs read 105 MB of /models/b.gguf into the page cache meanwhile"
     ]
     assert not notes_of([used(growing(server(), foreign_pages=PAGES // 101))])
+
+
+def mounted(scene: Scene, kind: str, source: str, **counters: Any) -> Scene:
+    """B lies on a server, of which the kernel counted this at the beginning and the end."""
+    scene.file(B_GGUF, "/nas/b.gguf", mount="/nas", source=source)
+    for when, given in (("start", 0), ("end", 1)):
+        scene.fact(kind, ns(0), {"when": when, **_times(counters, given)})
+    return growing(scene, added_pages=PAGES)
+
+
+def _times(counters: dict[str, Any], by: int) -> dict[str, Any]:
+    return {
+        name: value * by if isinstance(value, int)
+        else _times(value, by) if isinstance(value, dict)
+        else value
+        for name, value in counters.items()
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "beside"), [(100, 0), (105, 0), (180, 80)])
+def test_what_others_read_from_the_same_server_is_said(given: int, beside: int) -> None:
+    count = given * MIB
+    nfs = mounted(Scene(), "mountstats", "nas:/", mount="/nas", bytes={"server_read": count})
+    share = {"share": "\\\\nas\\m", "read_bytes": count, "reads": 9, "failed_reads": 0}
+    smb = mounted(Scene(), "smb_share", "//nas/m", **share)
+    for scene, name in ((nfs, "/nas"), (smb, "\\\\nas\\m")):
+        told = f"other programs read {beside * MIB / 1e6:,.0f} MB from {name} meanwhile, beside "
+        notes = read_beside(scene.timeline())
+        assert notes == ([f"{told}105 MB of the target"] if beside else [])
+    assert read_beside(Scene().timeline()) == []
 
 
 def test_readahead_that_another_gave_back_is_no_endless_count() -> None:

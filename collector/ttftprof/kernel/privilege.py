@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -70,8 +71,15 @@ def drop(folder: Path, ends_command: bool = False) -> None:
     _check(_libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 
 
-def keep_only(name: str) -> None:
-    """This process, of one thread, is left with one capability and can get no other."""
+def alone_with(kept_fds: Iterable[int], name: str = "CAP_SYS_ADMIN") -> None:
+    """A helper that was forked, of one thread, is left with these descriptors and one capability,
+    and can get no other. It holds nothing else of the recorder's, whose links would outlive it, and
+    signals are the recorder's."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    begin = 0
+    for fd in sorted({*kept_fds, os.sysconf("SC_OPEN_MAX")}):
+        os.closerange(begin, fd)
+        begin = fd + 1
     bits = _held() & _bits([name])
     _bound(bits)
     _set(bits, 0)

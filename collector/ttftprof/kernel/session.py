@@ -14,13 +14,14 @@ import os
 import platform
 import re
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
+from ttftprof.clock import NS_PER_S, now_ns
 from ttftprof.errors import NotPermitted, Unsupported, too_many_files
 from ttftprof.events import (
     CONTROL,
@@ -34,11 +35,13 @@ from ttftprof.events import (
     RemoteFlag,
 )
 from ttftprof.kernel import libbpf
+from ttftprof.kernel.latecomers import Attached, Latecomers
 from ttftprof.kernel.libbpf import BpfError, Pointer, library
 from ttftprof.kernel.permission import is_wsl, lacking_capabilities
 from ttftprof.kernel.ring import FixedRing, TextRing, map_array
 from ttftprof.kernel.table import HANDLERS, PROBES, VARIANTS, Probe, call_tables
 
+_MODULES = Path("/sys/module")
 OBJECT = Path(__file__).parent / "objects" / platform.machine() / "probes.bpf.o"
 THREADS = 8192
 FILES = 4096
@@ -233,8 +236,11 @@ class ProbeObject:
         """The size of a map's values."""
         return int(library().bpf_map__value_size(dict(self.maps())[name]))
 
-    def load(self, settings: Settings, without: Iterable[str]) -> None:
-        """Writes the settings and loads all programs but `without`; raises `BpfError`."""
+    def load(
+        self, settings: Settings, without: Iterable[str], maps: Mapping[str, int] | None = None
+    ) -> None:
+        """Writes the settings and loads all programs but `without`; raises `BpfError`. `maps`:
+        descriptors of another object's maps, to be used by this one too."""
         lib = library()
         sizes = {"events": settings.event_ring_bytes, "texts": settings.text_ring_bytes}
         for name, pointer in self.maps():
@@ -242,6 +248,8 @@ class ProbeObject:
                 lib.bpf_map__set_max_entries(pointer, sizes[name])
             elif name.endswith(".rodata"):
                 _write_settings(pointer, settings.packed())
+            if maps and not name.endswith(".rodata"):
+                libbpf.checked("reuse a map", lib.bpf_map__reuse_fd(pointer, maps[name]))
         for name in _MULTI:
             lib.bpf_program__set_expected_attach_type(
                 self.programs[name], libbpf.TRACE_UPROBE_MULTI
@@ -275,6 +283,11 @@ class ProbeSession:
         self.if_needed: dict[str, ProbeState] = {}
         self._object: ProbeObject | None = None
         self._maps: dict[str, int] = {}
+        self._missing: dict[str, str] = {}  # programs with nothing to attach to, and why
+        self._awaited: set[str] = set()  # modules that would bring it
+        self._latecomers: Latecomers | None = None
+        self._late: dict[str, int] = {}  # programs attached since: their descriptors
+        self._attached_ns = 0
 
     # -- set up -------------------------------------------------------------------------------
 
@@ -301,24 +314,36 @@ class ProbeSession:
 
     def _unavailable(self) -> set[str]:
         """Programs whose tracepoint this kernel has not; their probes are marked degraded."""
-        kernel = KernelTypes()
-        names = ProbeObject()
+        kernel, names = KernelTypes(), ProbeObject()
         try:
-            reasons = {p: self._why_not(kernel, names, p) for p in names.programs}
+            without = self._look_for_hooks(kernel, names)
+            needy = {self._probes[name.partition("__")[0]] for name in self._missing}
+            modules = {module for probe in needy for module in probe.modules}
+            self._awaited = {m for m in modules if not (_MODULES / m).exists()}
         finally:
             names.close()
             kernel.close()
-        without = {program for program, reason in reasons.items() if reason}
+        self._leave_out_missing()
+        return without
+
+    def _look_for_hooks(self, kernel: KernelTypes, names: ProbeObject) -> set[str]:
+        """Notes which programs lack theirs; gives them, with those that another form serves for."""
+        reasons = {p: self._why_not(kernel, names, p) for p in names.programs}
+        self._missing = {program: reason for program, reason in reasons.items() if reason}
+        without = set(self._missing)
+        for variants in VARIANTS:
+            without |= set([program for program in variants if program not in self._missing][1:])
+        return without
+
+    def _leave_out_missing(self) -> None:
+        """Of several forms one is enough, and if none fits, one reason is."""
         served = set()
         for variants in VARIANTS:
-            fitting = [program for program in variants if not reasons[program]]
-            without |= set(fitting[1:])
-            # Of several forms one is enough, and if none fits, one reason is.
-            served |= set(variants) if fitting else set(list(variants)[1:])
-        for program, reason in reasons.items():
-            if reason and program not in served:
+            fits = any(program not in self._missing for program in variants)
+            served |= set(variants) if fits else set(list(variants)[1:])
+        for program, reason in self._missing.items():
+            if program not in served:
                 self._leave_out(program, reason)
-        return without
 
     def _why_not(self, kernel: KernelTypes, names: ProbeObject, program: str) -> str:
         """Why a program finds nothing to attach to here; "" if it does."""
@@ -329,7 +354,9 @@ class ProbeSession:
         loaded = not probe.modules or any(map(kernel.has_module, probe.modules))
         # Without the module it may be built in: one look tells for all of the probe.
         if not loaded and not kernel.has_tracepoint(probe.needs[0][0]):
-            return f"the module {probe.modules[0]} was not loaded when recording began"
+            if (_MODULES / probe.modules[0]).exists():
+                return f"the module {probe.modules[0]} carries no types (BTF)"
+            return f"the module {probe.modules[0]} was not loaded while recording ran"
         if not kernel.has_tracepoint(hook, probe.modules):
             return f"this kernel has no tracepoint {hook}"
         wanted = next((v[program] for v in VARIANTS if program in v), None)
@@ -396,7 +423,8 @@ class ProbeSession:
 
     def _mark_absent(self) -> None:
         """A degraded probe of which no program was loaded is absent."""
-        left = {n.partition("__")[0] for n in self._loaded.programs if self._loaded.is_loaded(n)}
+        programs = [n for n in self._loaded.programs if self._loaded.is_loaded(n)]
+        left = {name.partition("__")[0] for name in (*programs, *self._late)}
         for states in (self.states, self.if_needed):
             for stem, state in states.items():
                 if state.state == "degraded" and stem not in left:
@@ -429,6 +457,7 @@ class ProbeSession:
                     self._attach_program(name, programs[name])
                 except BpfError as error:
                     self._leave_out(name, str(error))
+        self._attached_ns = now_ns()
 
     def _attach_program(self, name: str, program: Pointer) -> None:
         section = self._loaded.section(name)
@@ -437,6 +466,64 @@ class ProbeSession:
         elif section.startswith("tp_btf/"):
             link = library().bpf_program__attach(program)
             self._loaded.links.append(libbpf.present(f"attach {name}", link))
+
+    def await_modules(self) -> None:
+        """From now on probes of modules that are not loaded yet are attached when they are. To be
+        called after `attach`, while this process has one thread."""
+        if self._awaited:
+            kept = self._maps.values()
+            self._latecomers = Latecomers(self._awaited, self._attach_late, kept)
+
+    def _attach_late(self) -> list[Attached]:
+        """Attaches what was missing and is not any more. Runs in a process of its own."""
+        before = set(self._missing)
+        kernel, late = KernelTypes(), ProbeObject()
+        without = self._look_for_hooks(kernel, late)
+        found = before - without
+        if not found:
+            return []
+        late.load(self.settings, set(late.programs) - found, self._maps)
+        links = {n: library().bpf_program__attach(late.programs[n]) for n in sorted(found)}
+        return [
+            Attached(
+                name,
+                library().bpf_program__fd(late.programs[name]),
+                library().bpf_link__fd(libbpf.present(f"attach {name}", link)),
+            )
+            for name, link in links.items()
+        ]
+
+    def take_late(self, used: Iterable[str]) -> None:
+        """Takes over what was attached since the last call, and says so in the states. `used`: the
+        types of the file systems that hold files followed so far."""
+        if self._latecomers is None:
+            return
+        ns, came = self._latecomers.take()
+        if not came:
+            return
+        for attached in came:
+            self._missing.pop(attached.name, None)
+            self._late[attached.name] = attached.program_fd
+            self._loaded.link_fds.append(attached.link_fd)
+        stems = {attached.name.partition("__")[0] for attached in came}
+        for stem in stems:
+            self.if_needed.pop(stem, None)
+        self._leave_out_missing()
+        self._mark_absent()
+        for stem in stems:
+            self.if_needed[stem] = self._since(ns, stem, used)
+
+    def _since(self, ns: int, stem: str, used: Iterable[str]) -> ProbeState:
+        """The state of a probe that is there since a moment after recording began."""
+        state = self.if_needed.get(stem, ProbeState(stem, "ok"))
+        when = f"{(ns - self._attached_ns) / NS_PER_S:.1f} s after recording began"
+        state = replace(
+            state, reason=_joined(state.reason, f"attached {when}, as its module was loaded")
+        )
+        if not any(map(self._probes[stem].serves, used)):
+            return state
+        lost = _joined(state.lost, "reads before that are not seen")
+        return replace(state, state="degraded", lost=lost)
 
     def _fill_dispatch(self) -> None:
         for name, slot in HANDLERS.items():
@@ -558,6 +645,7 @@ class ProbeSession:
         records["b"] = waiting["offset"]
         return records
 
+<<<<<<< HEAD
     def program_counts(self) -> dict[str, libbpf.ProgramCounts]:
         """What the kernel counted for every program but those that walk over what exists."""
         found = {}
@@ -567,8 +655,22 @@ class ProbeSession:
                 fdinfo = Path(f"/proc/self/fdinfo/{fd}").read_text()
                 found[name] = libbpf.program_counts(fdinfo)
         return found
+=======
+    def program_costs(self) -> dict[str, tuple[int, int]]:
+        """(runs, ns) of every program, as counted while kernel statistics were on."""
+        loaded = self._loaded
+        fds = {n: library().bpf_program__fd(p) for n, p in loaded.programs.items()}
+        fds = {n: fd for n, fd in fds.items() if loaded.is_loaded(n)} | self._late
+        return {n: libbpf.program_cost(fd) for n, fd in fds.items() if n not in _ITERATORS}
+>>>>>>> 918d044 (Probes of modules that are loaded while recording runs are attached then; a want of SMB credits is seen; the VM boots without virtme-ng)
 
     def close(self) -> None:
+        if self._latecomers is not None:
+            self._latecomers.close()
+            self._latecomers = None
+        for fd in self._late.values():
+            os.close(fd)
+        self._late.clear()
         if self._object is not None:
             self._object.close()
             self._object = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 from contextlib import suppress
 
 from ttftprof.kernel import libbpf, privilege
@@ -26,8 +25,8 @@ class Windows:
         self._pid = os.fork()
         if self._pid == 0:
             try:
-                _alone_with(end_r)
-                _open_windows()
+                privilege.alone_with([end_r])
+                _open_windows(end_r)
             except (OSError, libbpf.BpfError):
                 pass  # the recording tells no costs
             finally:
@@ -43,19 +42,11 @@ class Windows:
         os.waitpid(self._pid, 0)
 
 
-def _alone_with(end: int) -> None:
-    """Holds nothing of the recorder's: its links would outlive it. Signals are the recorder's."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    os.dup2(end, 0)
-    os.closerange(1, os.sysconf("SC_OPEN_MAX"))
-    privilege.keep_only("CAP_SYS_ADMIN")
-
-
-def _open_windows() -> None:
-    if not os.read(0, 1):
+def _open_windows(end: int) -> None:
+    if not os.read(end, 1):
         return
     poll = select.poll()
-    poll.register(0)
+    poll.register(end)
     while True:
         statistics = libbpf.enable_stats()
         if poll.poll(WINDOW_MS):

@@ -169,15 +169,11 @@ PROBES = (
             ("smb3_read_err", "5.5"),
             ("smb3_cmd_enter", "5.5"),
             ("smb3_cmd_done", "5.5"),
-            ("smb3_insufficient_credits", "5.11"),
-            ("smb3_credit_timeout", "5.5"),
+            ("smb3_wait_credits", "5.19"),
         ),
         modules=("cifs",),
         filesystems=frozenset({"cifs", "smb3"}),
-        costs=(
-            ("smb__starved", "waiting for the server's credits is not told apart"),
-            ("smb__starved_long", "waiting for the server's credits is not told apart"),
-        ),
+        costs=(("smb__starved", "a want of the server's credits is not seen"),),
     ),
     Probe(
         "fuse",

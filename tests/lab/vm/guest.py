@@ -17,23 +17,23 @@ from pathlib import Path
 from ttftprof.cli.record import command
 
 TRACING = Path("/sys/kernel/tracing")
-TRACED = ("nfs/nfs_initiate_read", "cifs/smb3_read_enter")
 PREPARED_TIMEOUT_S = 240
 SILENT_AFTER_S, SILENT_S, BACK_AFTER_S = 3.0, 4.0, 4.0
+# Those whose files are there first come first; a reader waits for its file.
 STEPS = (
-    "nfs42-read,/run/nfs42/model.gguf,read,128",
-    "nfs42-mmap,/run/nfs42/model.gguf,mmap,128",
-    "nfs42-mmap-4096,/run/nfs42/model.gguf,mmap,4096",
-    "nfs42-small,/run/nfs42/model.gguf,small,128",
-    "nfs42-small-4096,/run/nfs42/model.gguf,small,4096",
     "nfs3-read,/run/nfs3/model.gguf,read,128",
     "nfs3-mmap,/run/nfs3/model.gguf,mmap,128",
-    "smb-read,/run/smb/model.gguf,read,4096",
-    "smb-mmap,/run/smb/model.gguf,mmap,128",
     "nfs42-serve,/run/nfs42/model.gguf,serve,1024",
+    "nfs42-mmap,/run/nfs42/model.gguf,mmap,128",
+    "nfs42-mmap-4096,/run/nfs42/part.gguf,mmap,4096",
+    "nfs42-small,/run/nfs42/part.gguf,small,128",
+    "nfs42-small-4096,/run/nfs42/part.gguf,small,4096",
     "delay-some,/run/delay/model.gguf,some,128",
     "crypt-mmap,/run/crypt/model.gguf,mmap,128",
     "raid-read,/run/raid/model.gguf,read,128",
+    "smb-read,/run/smb/model.gguf,read,4096",
+    "smb-mmap,/run/smb/model.gguf,mmap,128",
+    "few-read,/run/few/few.gguf,read,4096",
 )
 
 
@@ -49,8 +49,8 @@ def record(results: Path, name: str, *arguments: str) -> None:
 
 
 def traced(on: bool) -> None:
-    for event in TRACED:
-        (TRACING / "events" / event / "enable").write_text("1" if on else "0")
+    """guest.sh switches SMB's on, once its module is there."""
+    (TRACING / "events/nfs/nfs_initiate_read/enable").write_text("1" if on else "0")
 
 
 def silence_the_server(ready: Path) -> None:
@@ -68,15 +68,16 @@ def silence_the_server(ready: Path) -> None:
 
 def main(reader: str, results: Path) -> None:
     began = time.monotonic()
-    while not (results / "prepared").exists():
+    while not (results / "modules").exists():
         if time.monotonic() - began > PREPARED_TIMEOUT_S:
-            sys.exit("the servers and mounts were not prepared in time")
+            sys.exit("the modules were not loaded in time")
         time.sleep(0.2)
     (TRACING / "trace_clock").write_text("mono")
     (TRACING / "buffer_size_kb").write_text("4096")
     traced(True)
     own_root = f"9p-mmap,{Path(reader).with_name('9p.gguf')},mmap,128"
-    record(results, "steps", "--", reader, "steps", str(results), *STEPS, own_root)
+    armed = ("--ready-file", str(results / "armed"))
+    record(results, "steps", *armed, "--", reader, "steps", str(results), own_root, *STEPS)
     traced(False)
     (results / "trace").write_text((TRACING / "trace").read_text())
 

@@ -3,15 +3,17 @@
  *   reader steps OUT STEP...     a STEP is NAME,PATH,MODE,READAHEAD_KIB; MODE: read, small, mmap, serve, or
  *                                some (every eighth page, advised as random)
  *   reader serve PATH PORT       loads PATH as a server would, then listens
+ *   reader patch PATH PORT       the same by a private map, of which every page is written to
  *   reader hang PATH             reads a bit every 20 ms, for ever
  *
- * Before each step the file's pages are dropped and the mount's readahead is set. OUT/NAME.before and
- * .after hold /proc/self/mountstats, .shares.before and .shares.after /proc/fs/cifs/Stats; a line of
- * JSON goes to OUT/steps.
+ * A step waits until its file is there. Before it the file's pages are dropped and the mount's readahead
+ * is set. OUT/NAME.before and .after hold /proc/self/mountstats, .shares.before and .shares.after
+ * /proc/fs/cifs/Stats; a line of JSON goes to OUT/steps.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -99,12 +101,32 @@ static void map_all(const char *path, int every_pages, int advice)
     close(fd);
 }
 
+/* Each page is copied in a fault of its own, be it in the page cache or not. */
+static void patch_all(const char *path)
+{
+    int fd = open_model(path);
+    struct stat st;
+    char *base;
+
+    fstat(fd, &st);
+    base = mmap(NULL, st.st_size, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
+    if (base == MAP_FAILED)
+        die("mmap");
+    madvise(base, st.st_size, MADV_NOHUGEPAGE);
+    for (off_t at = 0; at < st.st_size; at += PAGE_BYTES)
+        base[at]++;
+    close(fd);
+}
+
 static void prepare(const char *path, const char *readahead_kib)
 {
-    int fd = open_model(path), to;
+    int fd, to;
     char bdi[128];
     struct stat st;
 
+    while (access(path, R_OK))
+        usleep(100000);
+    fd = open_model(path);
     fsync(fd);
     posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
     fstat(fd, &st);
@@ -116,13 +138,16 @@ static void prepare(const char *path, const char *readahead_kib)
     close(fd);
 }
 
-static int serve(const char *path, int port)
+static int serve(const char *path, int port, bool patch)
 {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(port)};
     int s = socket(AF_INET, SOCK_STREAM, 0);
 
     usleep(100000);
-    read_all(path, CHUNK_BYTES);
+    if (patch)
+        patch_all(path);
+    else
+        read_all(path, CHUNK_BYTES);
     usleep(50000);
     if (bind(s, (void *)&at, sizeof(at)) || listen(s, 1))
         die("listen");
@@ -187,8 +212,8 @@ static void hang(const char *path)
 
 int main(int argc, char **argv)
 {
-    if (argc > 3 && !strcmp(argv[1], "serve"))
-        return serve(argv[2], atoi(argv[3]));
+    if (argc > 3 && (!strcmp(argv[1], "serve") || !strcmp(argv[1], "patch")))
+        return serve(argv[2], atoi(argv[3]), argv[1][0] == 'p');
     if (argc > 2 && !strcmp(argv[1], "hang"))
         hang(argv[2]);
     for (int i = 3; i < argc; i++)

@@ -1,0 +1,19 @@
+#!/bin/sh
+# The first program of the VM: this machine's root by 9P, read-only and cached, and the guest's script on it.
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
+for module in /modules/*.ko; do insmod "$module"; done
+read -r line </proc/cmdline
+for word in $line; do
+    case $word in
+        ttftprof_root=*) repo=${word#*=} ;;
+        ttftprof_results=*) results=${word#*=} ;;
+    esac
+done
+how=trans=virtio,version=9p2000.L,msize=512000
+mount -t 9p -o ro,$how,cache=loose root /root || exec sh
+mount -t 9p -o rw,$how results "/root$results" || exec sh
+for folder in proc sys dev; do mount --move /$folder /root/$folder; done
+for folder in run tmp var/log var/cache var/lib/nfs var/lib/samba; do mount -t tmpfs t /root/$folder; done
+exec switch_root /root /bin/bash "$repo/tests/lab/vm/guest.sh" "$repo" "$results" "$repo/.vm/reader"
