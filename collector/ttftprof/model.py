@@ -237,7 +237,8 @@ class FileUse:
     bytes (from storage although they had been in the cache while recording ran).
     `read_by_others_bytes`: other programs brought into the cache meanwhile. `rates`:
     (moment, bytes per second until the next moment), at most `RATES` of them. `path_model`: see
-    there.
+    there. `read_amplification`: bytes from storage for each that was needed, at least 1: what was
+    read ahead in vain (known of read() only), and what came again after it was evicted.
     """
 
     path: str
@@ -270,6 +271,7 @@ class FileUse:
     read_by_others_bytes: int | None = None
     rates: tuple[tuple[int, float], ...] = ()
     path_model: PathModel | None = None
+    read_amplification: float | None = None
 
 
 def first_weights(files: Sequence[FileUse]) -> FileUse | None:

@@ -119,6 +119,8 @@ def _file_use(span: _Span, file: FileFacts, is_weights: bool) -> FileUse:
     def grew(counter: str) -> int | None:
         return file.delta(counter, start_ns, end_ns) * page if counted_leaving else None
 
+    refaulted = grew("refaulted_pages")
+
     return FileUse(
         path=file.path,
         device="{}:{}".format(*dev_numbers(file.dev)),
@@ -148,11 +150,23 @@ def _file_use(span: _Span, file: FileFacts, is_weights: bool) -> FileUse:
         by_phase=tuple(_by_phase(span, file, asked, counts)),
         evicted_bytes=grew("evicted_pages"),
         reclaimed_bytes=grew("reclaimed_pages"),
-        refaulted_bytes=grew("refaulted_pages"),
+        refaulted_bytes=refaulted,
         read_by_others_bytes=by_others if counts else None,
         rates=_rates(file, asked, page, start_ns, end_ns),
         path_model=span.model_of(file, from_storage),
+        read_amplification=_amplification(from_storage, refaulted, None if len(maps) else read)
+        if counts
+        else None,
     )
+
+
+def _amplification(came: int, again: int | None, read: int | None) -> float | None:
+    """See `FileUse.read_amplification`. `came`: bytes from storage, `again` for the second time;
+    `read`: by read(), None where a map may have used more."""
+    if not came:
+        return None
+    ahead = max(came / read, 1.0) if read else 1.0
+    return ahead * came / max(came - (again or 0), 1)
 
 
 def _by_phase(span: _Span, file: FileFacts, asked: Records, counts: bool) -> list[PhaseShare]:

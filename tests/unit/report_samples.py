@@ -439,6 +439,7 @@ def _files(draw: st.DrawFn) -> FileUse:
         evicted_bytes=draw(_COUNTS),
         reclaimed_bytes=draw(_COUNTS),
         refaulted_bytes=draw(_COUNTS),
+        read_amplification=draw(st.none() | st.floats(1, 1e9)),
         read_by_others_bytes=draw(_COUNTS),
         rates=tuple(draw(st.lists(st.tuples(_NS, st.floats(0, 1e13)), max_size=3))),
         path_model=draw(st.none() | _MODELS),

@@ -104,6 +104,26 @@ def test_what_others_read_meanwhile_is_told_apart() -> None:
     assert not notes_of([used(growing(server(), foreign_pages=PAGES // 101))])
 
 
+@pytest.mark.parametrize(
+    ("mapped", "counters", "times"),
+    [
+        (False, {"added_pages": PAGES, "read_bytes": 100 * MIB}, 1.0),
+        # A page in 32 was asked for, the rest was read ahead.
+        (False, {"added_pages": PAGES, "read_bytes": 100 * MIB // 32}, 32.0),
+        # Half of it was in the cache.
+        (False, {"added_pages": PAGES // 2, "read_bytes": 100 * MIB}, 1.0),
+        # All of it twice, because it was evicted in between; a map shows no more than that.
+        (False, {"added_pages": 2 * PAGES, "refaulted_pages": PAGES, "read_bytes": 200 * MIB}, 2.0),
+        (True, {"added_pages": 2 * PAGES, "refaulted_pages": PAGES, "read_bytes": 4096}, 2.0),
+        (False, {"direct_bytes": 100 * MIB, "read_bytes": 100 * MIB}, 1.0),
+        (False, {"added_pages": 0, "read_bytes": 100 * MIB}, None),
+    ],
+)
+def test_read_amplification(mapped: bool, counters: dict[str, int], times: float | None) -> None:
+    scene = server().mapped(NEW, B_GGUF, 150) if mapped else server()
+    assert used(growing(scene, **counters)).read_amplification == times
+
+
 def mounted(scene: Scene, kind: str, source: str, **counters: Any) -> Scene:
     """B lies on a server, of which the kernel counted this at the beginning and the end."""
     scene.file(B_GGUF, "/nas/b.gguf", mount="/nas", source=source)

@@ -47,9 +47,14 @@ def _finding(blamed: Blamed, cause: StorageCause | None) -> Finding | None:
     return Finding(cause.says, cause.actions, evidence, storage=cause.kind)
 
 
+_NOTEWORTHY = 1.05  # from which more bytes came than were needed
+
+
 def _evidence(weights: FileUse) -> tuple[Evidence, ...]:
     """What is known of: bytes and rate, the requests, the path they took, what left the cache."""
     model, sizes, depth = weights.path_model, weights.request_size_bytes, weights.in_flight
+    times = weights.read_amplification or 1.0
+    amplified = times if times >= _NOTEWORTHY else None
     found = (
         ("files", "bytes of the weights from storage", weights.bytes_from_storage, "bytes"),
         ("files", "rate at which they came", weights.bytes_per_second, "bytes/s"),
@@ -59,6 +64,7 @@ def _evidence(weights: FileUse) -> tuple[Evidence, ...]:
         ("model", "rate of the link", model.link_bytes_per_second if model else None, "bytes/s"),
         ("model", "the same bytes by 1 MiB reads", model.read_ns if model else None, "ns"),
         ("files", "had been in the page cache before", weights.refaulted_bytes or None, "bytes"),
+        ("files", "bytes from storage for each that was needed", amplified, "times"),
     )
     return tuple(Evidence(*each) for each in found if each[2] is not None)
 

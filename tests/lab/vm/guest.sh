@@ -1,8 +1,8 @@
 #!/bin/bash
 # Runs in the VM, as root on the host's own (read-only) root: NFS and SMB servers on loopback with their
 # mounts, layers over loop devices, and guest.py, which records while they come. Arguments: the checkout, the
-# folder for results, the reader.
-repo=$1 out=$2 reader=$3
+# folder for results, the folder of what was made for it.
+repo=$1 out=$2 vm=$3
 exec </dev/null >"$out/guest.log" 2>&1
 PS4='+ $EPOCHREALTIME '
 set -x
@@ -15,7 +15,7 @@ echo 1 >/proc/sys/kernel/bpf_stats_enabled
 mkdir /run/results
 # Python takes longest to start under emulation: it does so while the servers do.
 cd "$repo" || exit 1
-PYTHONPATH=$repo/collector .venv/bin/python tests/lab/vm/guest.py "$reader" /run/results &
+PYTHONPATH=$repo/collector .venv/bin/python tests/lab/vm/guest.py "$vm/reader" /run/results &
 guest=$!
 
 end() { # end WORDS: what there is goes to the host, and the VM is off
@@ -48,9 +48,9 @@ mount -t tracefs t /sys/kernel/tracing
 touch /run/results/modules
 mkdir -p /run/exp /run/nfs42 /run/nfs3 /run/smb /run/few
 mount -t tmpfs t /run/exp
-head -c 67108864 /dev/urandom >/run/exp/model.gguf
-head -c 16777216 /run/exp/model.gguf >/run/exp/part.gguf
-head -c 4194304 /run/exp/model.gguf >/run/exp/few.gguf
+head -c 67108864 /dev/zero >/run/exp/model.gguf # written, so that it has no holes
+head -c 16777216 /dev/zero >/run/exp/part.gguf
+head -c 4194304 /dev/zero >/run/exp/few.gguf
 
 mkdir -p /var/lib/nfs/v4recovery /var/lib/nfs/rpc_pipefs
 touch /var/lib/nfs/etab /var/lib/nfs/rmtab /var/lib/nfs/state # or exportfs fails and mounts hang
@@ -68,45 +68,34 @@ await 30 mount -t nfs4 -o vers=4.2 127.0.0.1:/ /run/nfs42
 serve_smb() { # serve_smb NAME PORT SETTING…: a server with folders of its own
     local own=/run/$1 port=$2
     shift 2
-    mkdir -p $own
-    {
-        printf '%s\n' '[global]' 'map to guest = Bad User' 'server min protocol = SMB3' 'interfaces = lo' \
-            'bind interfaces only = yes' "smb ports = $port" "log file = $own/log" "$@"
-        for folder in 'lock directory' 'state directory' 'cache directory' 'pid directory' 'private dir' 'ncalrpc dir'; do
-            mkdir -p $own/${folder% *}
-            echo "$folder = $own/${folder% *}"
-        done
-        printf '%s\n' '[model]' 'path = /run/exp' 'guest ok = yes' 'read only = yes' 'force user = root'
-    } >$own.conf
+    mkdir -p $own/{lock,state,cache,pid,private,ncalrpc}
+    printf '%s\n' '[global]' 'map to guest = Bad User' 'server min protocol = SMB3' "smb ports = $port" \
+        'interfaces = lo' 'bind interfaces only = yes' 'disable spoolss = yes' 'load printers = no' \
+        "log file = $own/log" "lock directory = $own/lock" "state directory = $own/state" \
+        "cache directory = $own/cache" "pid directory = $own/pid" "private dir = $own/private" \
+        "ncalrpc dir = $own/ncalrpc" "$@" \
+        '[model]' 'path = /run/exp' 'guest ok = yes' 'read only = yes' 'force user = root' >$own.conf
     smbd -D -s $own.conf
 }
 serve_smb server 445
-serve_smb miser 446 'smb2 max credits = 2'
+serve_smb miser 446 'smb2 max credits = 8'
 
-disk() { # disk NAME: a new loop device of 24 MiB, whose file lies in memory
-    truncate -s 24M /run/img/$1
-    losetup --find --show /run/img/$1
-}
-fill() { # fill DEVICE BYTES: a file system with a model in it
-    mkfs.ext4 -q -O ^has_journal $1 && mount $1 /run/fill
-    head -c $2 /run/exp/model.gguf >/run/fill/model.gguf
-    umount /run/fill
-}
-mkdir -p /run/img /run/fill /run/delay /run/crypt /run/raid
+# Layers over loop devices, whose files lie in memory. The file systems were made on the host.
+mkdir -p /run/img /run/delay /run/crypt /run/raid
 mount -t tmpfs t /run/img
-plain=$(disk delay)
-fill $plain 2097152
+for name in delay raid1 raid2; do cp $vm/plain.img /run/img/$name; done
+cp $vm/luks.img /run/img/crypt
+disk() { losetup --find --show /run/img/$1; }
+plain=$(disk delay) secret=$(disk crypt) one=$(disk raid1) two=$(disk raid2)
+mdadm --build /dev/md0 --quiet --run --assume-clean --level=1 --raid-devices=2 $one $two
+mount -t ext4 -o ro /dev/md0 /run/raid || end "no RAID"
+cryptsetup open --key-file $vm/key $secret secret
+mkfs.ext4 -q -O ^has_journal /dev/mapper/secret
+mount -t ext4 /dev/mapper/secret /run/crypt || end "no LUKS"
+head -c 4194304 /run/exp/model.gguf >/run/crypt/new
+mv /run/crypt/new /run/crypt/model.gguf
 dmsetup create slow --table "0 $(blockdev --getsz $plain) delay $plain 0 200"
-mount -o ro /dev/mapper/slow /run/delay || end "no delay"
-secret=$(disk crypt)
-printf key | cryptsetup luksFormat -q --pbkdf pbkdf2 --pbkdf-force-iterations 1000 $secret - &&
-    printf key | cryptsetup open --key-file - $secret secret
-fill /dev/mapper/secret 4194304
-mount -o ro /dev/mapper/secret /run/crypt || end "no LUKS"
-one=$(disk raid1) two=$(disk raid2)
-mdadm --create /dev/md0 --quiet --run --assume-clean --metadata=1.2 --level=1 --raid-devices=2 $one $two
-fill /dev/md0 4194304
-mount -o ro /dev/md0 /run/raid || end "no RAID"
+mount -t ext4 -o ro /dev/mapper/slow /run/delay || end "no delay"
 
 # The module of SMB comes while recording runs, as with a share that is mounted then. What hooks it holds it.
 await 300 test -e /run/results/armed

@@ -16,4 +16,4 @@ mount -t 9p -o ro,$how,cache=loose root /root || exec sh
 mount -t 9p -o rw,$how results "/root$results" || exec sh
 for folder in proc sys dev; do mount --move /$folder /root/$folder; done
 for folder in run tmp var/log var/cache var/lib/nfs var/lib/samba; do mount -t tmpfs t /root/$folder; done
-exec switch_root /root /bin/bash "$repo/tests/lab/vm/guest.sh" "$repo" "$results" "$repo/.vm/reader"
+exec switch_root /root /bin/bash "$repo/tests/lab/vm/guest.sh" "$repo" "$results" "$repo/.vm"
