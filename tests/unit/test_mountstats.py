@@ -150,6 +150,15 @@ def test_a_real_smb_share() -> None:
     assert (share.read_bytes, share.reads, share.failed_reads) == (SIZE, 17, 0)
 
 
+def test_a_share_that_is_mounted_twice_counts_once() -> None:
+    text = fixture("mountstats/6.1-cifs-stats.txt")
+    [once] = parse_cifs_stats(text)
+    own = text[text.index("\n1) ") :]
+    [both] = parse_cifs_stats(text + own.replace("1) ", "2) ", 1))
+    assert both.share == once.share
+    assert (both.reads, both.read_bytes) == (2 * once.reads, 2 * once.read_bytes)
+
+
 def test_sampling_reads_each_namespace_once(tmp_path: Path) -> None:
     for pid, namespace in (("7", "mnt:[1]"), ("8", "mnt:[1]"), ("self", "mnt:[2]")):
         (tmp_path / pid / "ns").mkdir(parents=True)

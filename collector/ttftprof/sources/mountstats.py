@@ -246,14 +246,21 @@ class ShareStats:
 
 
 def parse_cifs_stats(text: str) -> list[ShareStats]:
-    """The shares of a /proc/fs/cifs/Stats file; what makes no sense is left out."""
-    found: list[ShareStats] = []
+    """The shares of a /proc/fs/cifs/Stats file; what makes no sense is left out. One that is
+    mounted in two ways is listed twice there: its counts are added."""
+    found: dict[str, ShareStats] = {}
     share, traffic, reads, failed = "", 0, 0, 0
     for line in [*text.split("\n"), "0) \\\\end"]:
         begins = _SHARE.match(line)
         if begins:
             if share:
-                found.append(ShareStats(share, traffic, reads, failed))
+                known = found.get(share, ShareStats(share))
+                found[share] = ShareStats(
+                    share,
+                    known.read_bytes + traffic,
+                    known.reads + reads,
+                    known.failed_reads + failed,
+                )
             share, traffic, reads, failed = begins[1], 0, 0, 0
         elif share and line.startswith("Bytes read"):
             moved = _TRAFFIC.match(line)
@@ -262,7 +269,7 @@ def parse_cifs_stats(text: str) -> list[ShareStats]:
             counted = _TOTAL.match(line)
             reads = int(counted[2][:20]) if counted else 0
             failed = int(counted[3][:20]) if counted else 0
-    return found
+    return list(found.values())
 
 
 # -- sampler --------------------------------------------------------------------------------------

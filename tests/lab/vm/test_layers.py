@@ -62,8 +62,8 @@ def steps(timeline: Timeline) -> dict[str, Step]:
 @pytest.mark.parametrize(
     ("name", "kinds"),
     [
-        ("delay-some", ["file system ext4", "volume device mapper slow (dm-0)", "loop loop0"]),
-        ("crypt-mmap", ["file system ext4", "crypt LUKS2 secret (dm-1)", "loop loop1"]),
+        ("delay-some", ["file system ext4", "volume device mapper slow (dm-1)", "loop loop0"]),
+        ("crypt-mmap", ["file system ext4", "crypt LUKS2 secret (dm-0)", "loop loop1"]),
         ("raid-read", ["file system ext4", "raid md0", "loop loop2", "loop loop3"]),
     ],
 )

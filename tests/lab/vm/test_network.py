@@ -1,8 +1,8 @@
 """NFS and SMB on a real kernel: what scripts/vm-test recorded in its VM against the kernel's count.
 
-Every step read the 64 MiB model once, from a cold cache, between two samples of the kernel's
-counters (mountstats, and the SMB module's) and under the kernel's own trace. Emulated time is slow,
-so only counts, bytes, sums and shares are compared.
+Every step read its model (64 MiB, or a smaller one) once, from a cold cache, between two samples
+of the kernel's counters (mountstats, and the SMB module's) and under the kernel's own trace.
+Emulated time is slow, so only counts, bytes, sums and shares are compared.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from ttftprof.sources.mountstats import (
 from ttftprof.timeline import FileFacts, Timeline, build
 
 RESULTS = Path(os.environ.get("TTFTPROF_VM_RESULTS", "nowhere"))
-SIZE = 64 << 20
+SIZES = {"model": 64 << 20, "part": 16 << 20, "few": 4 << 20}
+CREDIT_BYTES = 64 << 10  # what one of SMB's credits is good for
 SPLIT_ERROR = 0.02
 ROUNDING_MS = 1.0  # mountstats gives whole milliseconds
 NFS_STEPS = (
-    "nfs42-read",
     "nfs42-mmap",
     "nfs42-mmap-4096",
     "nfs42-small",
@@ -44,8 +44,14 @@ NFS_STEPS = (
     "nfs42-serve",
 )
 SMB_STEPS = ("smb-read", "smb-mmap")
-MOUNTS = {"nfs42": "/run/nfs42", "nfs3": "/run/nfs3", "smb": "/run/smb", "9p": "/"}
-FAMILIES = {"nfs42": Family.NFS, "nfs3": Family.NFS, "smb": Family.SMB, "9p": Family.NETFS}
+# Of the first part of a step's name.
+MOUNTS = {
+    "nfs42": ("/run/nfs42", Family.NFS),
+    "nfs3": ("/run/nfs3", Family.NFS),
+    "smb": ("/run/smb", Family.SMB),
+    "few": ("/run/few", Family.SMB),
+    "9p": ("/", Family.NETFS),
+}
 
 pytestmark = pytest.mark.skipif(
     not (RESULTS / "done").exists(), reason="scripts/vm-test runs the VM and then these"
@@ -58,9 +64,14 @@ class Step:
 
     name: str
     mount: str
+    file: FileFacts
     start_ns: int
     end_ns: int
     reads: Records
+
+    @property
+    def size(self) -> int:
+        return SIZES[Path(self.file.path).stem]
 
     def grown(self) -> MountStats:
         """What the kernel counted for the mount meanwhile."""
@@ -91,17 +102,14 @@ def steps(timeline: Timeline) -> dict[str, Step]:
         where = told["name"].partition("-")[0]
         if where not in MOUNTS:
             continue  # a layer's: see test_layers
-        mount, family = MOUNTS[where], FAMILIES[where]
+        mount, family = MOUNTS[where]
         reads = remote.begun_within(timeline.remote, start_ns, end_ns)
+        file = next(f for f in timeline.files.values() if f.path == told["path"])
         found[told["name"]] = Step(
-            told["name"], mount, start_ns, end_ns, reads[reads["family"] == family]
+            told["name"], mount, file, start_ns, end_ns, reads[reads["family"] == family]
         )
-    assert {*NFS_STEPS, *SMB_STEPS, "9p-mmap"} <= set(found)
+    assert {*NFS_STEPS, *SMB_STEPS, "few-read", "9p-mmap"} <= set(found)
     return found
-
-
-def model_on(timeline: Timeline, mount: str) -> FileFacts:
-    return next(f for f in timeline.files.values() if f.path == f"{mount}/model.gguf")
 
 
 # -- the recording --------------------------------------------------------------------------------
@@ -136,7 +144,7 @@ def test_what_linux_61_lacks_is_said_with_its_cost(timeline: Timeline) -> None:
 def test_nfs_bytes_and_calls_are_the_kernels(name: str, steps: dict[str, Step]) -> None:
     step, grown = steps[name], steps[name].grown()
     calls = grown.read_calls
-    assert int(step.reads["got_bytes"].sum()) == grown.bytes["server_read"] == SIZE
+    assert int(step.reads["got_bytes"].sum()) == grown.bytes["server_read"] == step.size
     assert len(step.reads) == calls["operations"]
     assert int(step.reads["sent"].sum()) == calls["transmissions"]
     assert step.reads["split"].all()
@@ -160,7 +168,7 @@ def test_nfs_reads_name_file_mount_and_thread(
     name: str, steps: dict[str, Step], timeline: Timeline
 ) -> None:
     step = steps[name]
-    file = model_on(timeline, step.mount)
+    file = step.file
     assert set(step.reads["ino"].tolist()) == {file.ino}
     assert set(step.reads["dev"].tolist()) == {file.dev}
     assert file.mount == step.mount
@@ -179,10 +187,11 @@ def test_the_recorders_own_samples_agree(timeline: Timeline, steps: dict[str, St
         calls = sum(g.read_calls["operations"] for g in mine)
         assert whole.read_calls["operations"] == calls
         # Each call of the client's readahead, as the kernel counts them.
-        row = model_on(timeline, mount).rows[-1]
-        assert int(row["readahead_asks"]) == whole.events["read_pages"]
-        assert int(row["readahead_pages"]) * 4096 == whole.bytes["server_read"]
-        assert int(row["added_pages"]) * 4096 == whole.bytes["server_read"]
+        rows = [f.rows[-1] for f in timeline.files.values() if f.mount == mount]
+        assert sum(int(row["readahead_asks"]) for row in rows) == whole.events["read_pages"]
+        for counter in ("readahead_pages", "added_pages"):
+            pages = sum(int(row[counter]) for row in rows)
+            assert pages * 4096 == whole.bytes["server_read"]
 
 
 def test_every_connection_is_seen(timeline: Timeline, report: Report) -> None:
@@ -240,18 +249,16 @@ def test_readahead_changes_sizes_and_depth(how: str, steps: dict[str, Step]) -> 
 # -- SMB ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SMB_STEPS)
-def test_smb_bytes_and_calls_are_the_kernels(
-    name: str, steps: dict[str, Step], timeline: Timeline
-) -> None:
-    reads = steps[name].reads
+@pytest.mark.parametrize("name", [*SMB_STEPS, "few-read"])
+def test_smb_bytes_and_calls_are_the_kernels(name: str, steps: dict[str, Step]) -> None:
+    step, reads = steps[name], steps[name].reads
     [before], [after] = (
         parse_cifs_stats((RESULTS / f"{name}.shares.{end}").read_text())
         for end in ("before", "after")
     )
-    assert int(reads["got_bytes"].sum()) == after.read_bytes - before.read_bytes == SIZE
+    assert int(reads["got_bytes"].sum()) == after.read_bytes - before.read_bytes == step.size
     assert len(reads) == after.reads - before.reads
-    file = model_on(timeline, "/run/smb")
+    file = step.file
     assert file.fstype == "cifs"
     assert set(reads["ino"].tolist()) == {file.ino}
     assert set(reads["dev"].tolist()) == {file.dev}
@@ -261,13 +268,34 @@ def test_smb_bytes_and_calls_are_the_kernels(
     assert (reads["wire_ns"] > 0).all()
 
 
+def test_smbs_module_came_while_recording_ran(timeline: Timeline) -> None:
+    [smb] = [s for s in timeline.sources if s.name == "smb"]
+    assert smb.state == "ok"
+    assert "s after recording began, as its module was loaded" in smb.reason
+    [nfs] = [s for s in timeline.sources if s.name == "nfs"]
+    assert nfs.reason == ""
+
+
+def test_a_server_that_grants_few_credits_is_seen(
+    timeline: Timeline, report: Report, steps: dict[str, Step]
+) -> None:
+    """It grants 8: the client keeps them, and asks for no more than one is good for."""
+    starved = timeline.of_kind(Kind.REMOTE_STARVED)
+    few, many = steps["few-read"].reads, steps["smb-read"].reads
+    assert set(few["asked_bytes"].tolist()) == {CREDIT_BYTES}
+    assert int(many["asked_bytes"].max()) > CREDIT_BYTES
+    assert len(remote.cut_short(few, starved)) == len(few)
+    assert len(remote.cut_short(many, starved)) == 0
+    told = f"{len(few)} SMB read(s) were cut to 64 KiB, as the server grants too few credits"
+    assert any(note.startswith(told) for note in report.notes)
+
+
 # -- 9P -------------------------------------------------------------------------------------------
 
 
-def test_reads_of_the_vms_own_root_are_seen(timeline: Timeline, steps: dict[str, Step]) -> None:
+def test_reads_of_the_vms_own_root_are_seen(steps: dict[str, Step]) -> None:
     """The guest's root lies on 9P, whose reads go through the kernel's netfs library."""
-    reads = steps["9p-mmap"].reads
-    file = next(f for f in timeline.files.values() if f.path.endswith("/9p.gguf"))
+    reads, file = steps["9p-mmap"].reads, steps["9p-mmap"].file
     assert file.fstype == "9p"
     assert set(reads["ino"].tolist()) == {file.ino}
     assert int(reads["got_bytes"].sum()) == file.size_bytes
@@ -288,7 +316,7 @@ def test_the_split_lies_in_the_load_of_the_server(report: Report, steps: dict[st
     assert start.phase_activity()["load"].get("storage_wait", 0) > 0
     [weights] = [f for f in start.files if f.is_weights]
     assert (weights.path, weights.mount) == ("/run/nfs42/model.gguf", "/run/nfs42")
-    assert weights.bytes_from_storage == SIZE
+    assert weights.bytes_from_storage == step.size
     assert weights.request_size_bytes
     assert weights.request_size_bytes.p50 == 256 << 10
     assert weights.in_flight
@@ -306,7 +334,7 @@ def test_a_server_gone_silent_leaves_reads_unanswered() -> None:
     report = analyse(RESULTS / "hang.ttft")
     with Reader(RESULTS / "hang.ttft") as reader:
         timeline = build(reader)
-    file = model_on(timeline, "/run/nfs42")
+    file = next(f for f in timeline.files.values() if f.path == "/run/nfs42/model.gguf")
     hanging = timeline.remote[timeline.remote["unanswered"]]
     answered = timeline.remote[~timeline.remote["unanswered"]]
     assert len(hanging) >= 1
