@@ -12,6 +12,7 @@ from lab.llama_server import BINARY
 from lab.make_model import make_model
 from lab.python_servers import TRANSFORMERS
 
+VM_RESULTS = Path(os.environ.get("TTFTPROF_VM_RESULTS", "nowhere"))
 REQUIRED = os.environ.get("TTFTPROF_REQUIRE_KERNEL") == "1"
 
 
@@ -42,6 +43,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         unsupported("no chromium: apt-get install chromium chromium-driver")
     if item.get_closest_marker("engine") and not BINARY.exists():
         unsupported("no llama-server: run scripts/engine")
+    if item.get_closest_marker("vm") and not (VM_RESULTS / "done").exists():
+        unsupported("nothing was recorded in the VM: run scripts/vm-test")
     if item.get_closest_marker("transformers") and not TRANSFORMERS.exists():
         unsupported("no transformers serve: run scripts/engine --transformers")
 

@@ -6,6 +6,7 @@ read past the cache: right on every file system with a page cache, whatever lies
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, field
 
@@ -113,6 +114,8 @@ def _file_use(span: _Span, file: FileFacts, is_weights: bool) -> FileUse:
     residency = residency_before(timeline, file, start_ns, end_ns)
     maps = _on_file(_within(timeline.of_kind(Kind.MMAP), start_ns, end_ns), file)
     maps = maps[(maps["flags"] & (MmapFlag.FAILED | MmapFlag.EXEC)) == 0]
+    access = _access(read, direct, len(maps) > 0)
+    advice = _advice(timeline, file, members, start_ns, end_ns)
     asked = storage_requests.of_file(timeline, file, start_ns, end_ns)
     counted_leaving = counts and timeline.counts_refaults
 
@@ -138,8 +141,8 @@ def _file_use(span: _Span, file: FileFacts, is_weights: bool) -> FileUse:
         bytes_per_second=_rate(file, from_storage, page, start_ns, end_ns),
         request_size_bytes=remote.sizes(asked),
         in_flight=remote.in_flight(asked),
-        access=_access(read, direct, len(maps) > 0),
-        advice=_advice(timeline, file, members, start_ns, end_ns),
+        access=access,
+        advice=tuple(_with_fallback(given, access) for given in advice),
         is_weights=is_weights,
         reads=file.delta("reads", start_ns, end_ns),
         mmaps=len(maps),
@@ -396,6 +399,12 @@ def _advice(
     return tuple(dict.fromkeys(given))
 
 
+def _with_fallback(given: str, access: str | None) -> str:
+    """What was done instead where a map was refused."""
+    taken = {"read": ", then read()", "direct": ", then O_DIRECT reads"}.get(access or "", "")
+    return f"{given}{taken}" if given.startswith("mmap failed") else given
+
+
 def _map_advice(
     timeline: Timeline, file: FileFacts, members: set[int], start_ns: int, end_ns: int
 ) -> list[str]:
@@ -409,8 +418,8 @@ def _map_advice(
         for event in advised[advised["tgid"] == mapping["tgid"]]:
             if begin <= int(event["b"]) < begin + length:
                 given.append(f"MADV_{_MADVICE.get(int(event['flags']), int(event['flags']))}")
-    for mapping in maps[(maps["flags"] & MmapFlag.FAILED) != 0]:
-        given.append(f"mmap failed (errno {int(mapping['b'])})")
+    for number in maps["b"][(maps["flags"] & MmapFlag.FAILED) != 0].tolist():
+        given.append(f"mmap failed ({errno.errorcode.get(number, number)})")
     return given
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from conftest import unsupported
 from kernel.support import Recording, recorded_script
-from ttftprof import remote
+from ttftprof import remote, storage
 from ttftprof.events import Family
 from ttftprof.stack import stack_of
 from ttftprof.timeline import FileFacts, Timeline, build
@@ -93,6 +93,69 @@ read(fd, 19, 100)
     file = inode(recorded(script, tmp_path, model), number)
     assert file.path == str(model)
     assert added(file) == 7 + 19
+
+
+WAYS = """
+import mmap, socket
+def by_mmap(fd, size):
+    with mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ) as data:
+        sum(data[at] for at in range(0, size, 4096))
+def by_refused_mmap(fd, size):
+    try:
+        mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    except PermissionError:
+        by_read(fd, size)
+def by_read(fd, size):
+    while os.read(fd, 1 << 18):
+        pass
+def by_pread(fd, size):
+    for at in range(0, size, 1 << 18):
+        os.pread(fd, 1 << 18, at)
+def by_preadv(fd, size):
+    buffers = [bytearray(1 << 17), bytearray(1 << 17)]
+    for at in range(0, size, 1 << 18):
+        os.preadv(fd, buffers, at)
+def by_direct(fd, size):
+    buffer = mmap.mmap(-1, 1 << 18)
+    direct = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECT)
+    for at in range(0, size, 1 << 18):
+        os.preadv(direct, [buffer], at)
+def by_splice(fd, size):
+    out, into = os.pipe()
+    left = size
+    while left:
+        left -= len(os.read(out, os.splice(fd, into, 1 << 16)))
+def by_sendfile(fd, size):
+    ours, theirs = socket.socketpair()
+    left, at = size, 0
+    while left:
+        got = os.sendfile(ours.fileno(), fd, at, 1 << 15)
+        at += got
+        while got:
+            taken = len(theirs.recv(1 << 15))
+            got, left = got - taken, left - taken
+for path in sys.argv[1:]:
+    fd = os.open(path, os.O_RDONLY)
+    globals()["by_" + os.path.basename(path).partition(".")[0]](fd, os.fstat(fd).st_size)
+"""
+
+
+def test_bytes_from_storage_are_right_whatever_the_way_of_reading(tmp_path: Path) -> None:
+    """io_uring has tests of its own."""
+    accesses = {
+        "mmap": "mmap", "refused_mmap": "read", "read": "read", "pread": "read", "preadv": "read",
+        "direct": "direct", "splice": None, "sendfile": None,
+    }  # fmt: skip
+    models = [cold_model(tmp_path / f"{way}.gguf") for way in accesses]
+    timeline = recorded(WAYS, tmp_path, *models)
+    files = storage.files_of(timeline, None, timeline.processes, 0, timeline.end_ns)
+    found = {Path(file.path).stem: file for file in files}
+    for way, access in accesses.items():
+        assert found[way].bytes_from_storage == 2 * MIB, way
+        assert found[way].bytes_from_cache == 0 or access == "mmap", way
+        assert found[way].access == access, way
+        assert found[way].read_amplification == 1.0, way
+    assert found["refused_mmap"].advice == ("mmap failed (EACCES), then read()",)
 
 
 def test_what_another_program_reads_meanwhile_is_counted_apart(tmp_path: Path) -> None:

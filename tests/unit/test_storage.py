@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import pytest
@@ -278,10 +279,20 @@ def test_the_way_of_access(mapped: bool, counters: dict[str, int], access: str |
 
 def test_a_failed_or_executable_map_is_no_access() -> None:
     scene = server().mapped(NEW, B_GGUF, 150, flags=MmapFlag.EXEC)
-    scene.mapped(NEW, B_GGUF, 160, address=2**64 - 12, flags=MmapFlag.FAILED)
+    scene.mapped(NEW, B_GGUF, 160, address=errno.ENODEV, flags=MmapFlag.FAILED)
     file = used(scene)
     assert (file.access, file.mmaps) == (None, 0)
-    assert any(advice.startswith("mmap failed") for advice in file.advice)
+    assert file.advice == ("mmap failed (ENODEV)",)
+
+
+@pytest.mark.parametrize(
+    ("counters", "told"),
+    [({"read_bytes": 9}, "read()"), ({"read_bytes": 9, "direct_bytes": 9}, "O_DIRECT reads")],
+)
+def test_what_was_done_where_a_map_was_refused(counters: dict[str, int], told: str) -> None:
+    scene = growing(server(), **counters)
+    scene.mapped(NEW, B_GGUF, 160, address=errno.EACCES, flags=MmapFlag.FAILED)
+    assert used(scene).advice == (f"mmap failed (EACCES), then {told}",)
 
 
 def advised(at: float, offset: int, advice: int, pid: int = NEW) -> Scene:

@@ -8,7 +8,6 @@ Emulated time is slow, so only counts, bytes, sums and shares are compared.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import VM_RESULTS as RESULTS
 from ttftprof import remote
 from ttftprof.analysis import analyse
 from ttftprof.events import Family, Kind, Records
@@ -29,7 +29,6 @@ from ttftprof.sources.mountstats import (
 )
 from ttftprof.timeline import FileFacts, Timeline, build
 
-RESULTS = Path(os.environ.get("TTFTPROF_VM_RESULTS", "nowhere"))
 SIZES = {"model": 64 << 20, "part": 16 << 20, "few": 4 << 20}
 CREDIT_BYTES = 64 << 10  # what one of SMB's credits is good for
 SPLIT_ERROR = 0.02
@@ -53,9 +52,7 @@ MOUNTS = {
     "9p": ("/", Family.NETFS),
 }
 
-pytestmark = pytest.mark.skipif(
-    not (RESULTS / "done").exists(), reason="scripts/vm-test runs the VM and then these"
-)
+pytestmark = pytest.mark.vm
 
 
 @dataclass(frozen=True)
