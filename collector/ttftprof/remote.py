@@ -349,11 +349,11 @@ def _mount_notes(point: str, stats: MountStats) -> list[str]:
         found.append(
             f"{point}: bytes came without READ calls (LOCALIO: the server is this machine)"
         )
-    used = [t for t in stats.transports if t.get("sends")]
-    if len(stats.transports) > 1 and read.get("operations"):
-        found.append(
-            f"{point}: {len(used)} of {len(stats.transports)} connections carried requests"
-        )
+    sent = [t.get("sends", 0) for t in stats.transports]
+    if len(sent) > 1 and read.get("operations") and sum(sent):
+        shares = ", ".join(f"{count / sum(sent):.0%}".replace("%", " %") for count in sent)
+        used = f"{sum(map(bool, sent))} of {len(sent)} connections"
+        found.append(f"{point}: {used} carried requests ({shares})")
     return found
 
 

@@ -106,6 +106,7 @@ def test_depth_counts_what_is_under_way() -> None:
     assert depth
     assert depth.max == 2
     assert depth.mean == pytest.approx(25 / 20)
+    assert (depth.p50, depth.p95) == (1.0, 2.0)  # of 20 ms, 5 with two
     assert remote.busy_ns(together) == 20 * MS
 
 
@@ -182,7 +183,7 @@ def test_notes_say_what_went_wrong() -> None:
     assert "2.5 s" in text
     assert "1 remote read(s) ended with an error" in text
     assert "3 of 20 NFS reads were sent again" in text
-    assert "1 of 2 connections carried requests" in text
+    assert "1 of 2 connections carried requests (100 %, 0 %)" in text
     assert "LOCALIO" in text
     assert "\\\\nas\\m: 2 of 9 SMB reads failed" in text
     assert "nas\\k" not in text

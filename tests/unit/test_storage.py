@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ttftprof.events import Kind, MmapFlag, ReadFlag, Wait, kernel_dev
@@ -201,6 +202,20 @@ def test_the_rate_is_over_the_time_in_which_bytes_came() -> None:
     scene = growing(server().mapped(NEW, B_GGUF, 150), added_pages=PAGES)
     file = used(scene)
     assert file.bytes_per_second == pytest.approx(100 * MIB / 0.2)
+
+
+def test_the_rate_over_time_adds_up_to_the_bytes() -> None:
+    """From the first byte to the last, half of them in a tenth of the time."""
+    scene = server()
+    for at, pages in ((100, 0), (120, PAGES // 2), (200, PAGES), (400, PAGES)):
+        scene.file_row(B_GGUF, at, added_pages=pages)
+    rates = used(scene).rates
+    spans = np.diff([at for at, _ in rates]) / 1e9
+    assert (rates[0][0], rates[-1]) == (ns(100), (ns(200), 0.0))
+    assert sum(rate * s for (_, rate), s in zip(rates, spans, strict=False)) == pytest.approx(
+        100 * MIB
+    )
+    assert rates[0][1] > 2 * rates[-2][1]
 
 
 def test_nothing_from_storage_has_no_rate() -> None:
