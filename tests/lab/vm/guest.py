@@ -1,7 +1,8 @@
 """The recordings of the VM test: network mounts read in every way, then a server that goes silent.
 
-Runs in the guest: `python guest.py READER RESULTS`. One process records all, because starting
-Python takes half a minute under emulation. The kernel's own trace watches the same reads.
+Runs in the guest: `python guest.py READER RESULTS`. What records is forked from one process, because
+starting Python takes long under emulation, and a recorder gives up root. The kernel's own trace
+watches the same reads.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
+import traceback
 from pathlib import Path
 
 from ttftprof.cli.record import command
@@ -37,15 +38,30 @@ STEPS = (
 )
 
 
-def record(results: Path, name: str, *arguments: str) -> None:
+def started(results: Path, name: str, *arguments: str) -> int:
+    """The pid of a recorder, which says at its end how long it took."""
+    pid = os.fork()
+    if pid:
+        return pid
     began = time.monotonic()
     try:
         command.main(
             ["-o", str(results / f"{name}.ttft"), "--force", "-q", *arguments],
             standalone_mode=False,
         )
+    except BaseException:
+        traceback.print_exc()
     finally:
         print(f"{name} took {time.monotonic() - began:.1f} s", flush=True)
+        os._exit(0)
+
+
+def await_file(path: Path) -> None:
+    began = time.monotonic()
+    while not path.exists():
+        if time.monotonic() - began > PREPARED_TIMEOUT_S:
+            sys.exit(f"{path} was not there in time")
+        time.sleep(0.1)
 
 
 def traced(on: bool) -> None:
@@ -53,40 +69,35 @@ def traced(on: bool) -> None:
     (TRACING / "events/nfs/nfs_initiate_read/enable").write_text("1" if on else "0")
 
 
-def silence_the_server(ready: Path) -> None:
-    """Takes the network away once the reads are recorded, and gives it back after the recording:
-    a reader that is being killed still has to close its file."""
-    while not ready.exists():
-        time.sleep(0.05)
+def silence_the_server(recorder: int) -> None:
+    """Takes the network away while reads are recorded, ends the recording, and gives the network
+    back after it: a reader that is being killed still has to close its file."""
     time.sleep(SILENT_AFTER_S)
     subprocess.run(["ip", "link", "set", "lo", "down"], check=True)
     time.sleep(SILENT_S)
-    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(recorder, signal.SIGINT)
     time.sleep(BACK_AFTER_S)
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 
 
 def main(reader: str, results: Path) -> None:
-    began = time.monotonic()
-    while not (results / "modules").exists():
-        if time.monotonic() - began > PREPARED_TIMEOUT_S:
-            sys.exit("the modules were not loaded in time")
-        time.sleep(0.2)
+    await_file(results / "modules")
     (TRACING / "trace_clock").write_text("mono")
     (TRACING / "buffer_size_kb").write_text("4096")
     traced(True)
     own_root = f"9p-mmap,{Path(reader).with_name('9p.gguf')},mmap,128"
     armed = ("--ready-file", str(results / "armed"))
-    record(results, "steps", *armed, "--", reader, "steps", str(results), own_root, *STEPS)
+    steps = ("--", reader, "steps", str(results), own_root, *STEPS)
+    os.waitpid(started(results, "steps", *armed, *steps), 0)
     traced(False)
     (results / "trace").write_text((TRACING / "trace").read_text())
 
     ready = results / "hang.ready"
-    silencer = threading.Thread(target=silence_the_server, args=[ready])
-    silencer.start()
-    model = "/run/nfs42/model.gguf"
-    record(results, "hang", "--ready-file", str(ready), "--", reader, "hang", model)
-    silencer.join()
+    hang = ("--", reader, "hang", "/run/nfs42/model.gguf")
+    recorder = started(results, "hang", "--ready-file", str(ready), *hang)
+    await_file(ready)
+    silence_the_server(recorder)
+    os.waitpid(recorder, 0)
 
 
 if __name__ == "__main__":
