@@ -1,8 +1,8 @@
 """The recordings of the VM test: network mounts read in every way, then a server that goes silent.
 
-Runs in the guest: `python guest.py READER RESULTS`. What records is forked from one process, because
-starting Python takes long under emulation, and a recorder gives up root. The kernel's own trace
-watches the same reads.
+Runs in the guest: `python guest.py READER RESULTS`. What records is forked from one process: under
+emulation Python takes long to start, and a recorder gives up root. The kernel's own trace watches
+the same reads.
 """
 
 from __future__ import annotations
