@@ -77,7 +77,7 @@ def test_reads_are_seen_once_the_module_is_there(
             daemon.end()
         events = probes.events.drain()
         attached = probes.states_for(["fuse.slow"])[FUSE]
-        costs = probes.program_costs()
+        counts = probes.program_counts()
     finally:
         probes.close()
     assert absent.state == "absent"
@@ -88,7 +88,7 @@ def test_reads_are_seen_once_the_module_is_there(
     assert len(reads) == 23
     got = np.column_stack([reads["b"], reads["a"] & np.uint64(0xFFFFFFFF)])
     assert sorted(map(tuple, got.tolist())) == sorted(daemon.answered)
-    assert {"fuse__send", "fuse__end"} <= set(costs)
+    assert {"fuse__send", "fuse__end"} <= set(counts)
 
 
 def test_what_was_read_before_is_said_to_be_missing(load_fuse: Callable[[], None]) -> None:

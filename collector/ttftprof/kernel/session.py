@@ -645,24 +645,16 @@ class ProbeSession:
         records["b"] = waiting["offset"]
         return records
 
-<<<<<<< HEAD
     def program_counts(self) -> dict[str, libbpf.ProgramCounts]:
         """What the kernel counted for every program but those that walk over what exists."""
-        found = {}
-        for name, program in self._loaded.programs.items():
-            if self._loaded.is_loaded(name) and name not in _ITERATORS:
-                fd = library().bpf_program__fd(program)
-                fdinfo = Path(f"/proc/self/fdinfo/{fd}").read_text()
-                found[name] = libbpf.program_counts(fdinfo)
-        return found
-=======
-    def program_costs(self) -> dict[str, tuple[int, int]]:
-        """(runs, ns) of every program, as counted while kernel statistics were on."""
         loaded = self._loaded
         fds = {n: library().bpf_program__fd(p) for n, p in loaded.programs.items()}
         fds = {n: fd for n, fd in fds.items() if loaded.is_loaded(n)} | self._late
-        return {n: libbpf.program_cost(fd) for n, fd in fds.items() if n not in _ITERATORS}
->>>>>>> 918d044 (Probes of modules that are loaded while recording runs are attached then; a want of SMB credits is seen; the VM boots without virtme-ng)
+        return {
+            name: libbpf.program_counts(Path(f"/proc/self/fdinfo/{fd}").read_text())
+            for name, fd in fds.items()
+            if name not in _ITERATORS
+        }
 
     def close(self) -> None:
         if self._latecomers is not None:
