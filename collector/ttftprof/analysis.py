@@ -138,10 +138,11 @@ def _request(
     parts = gpu_parts.with_parts(timeline, parts, critical, activities)
     parts = gpu_memory.with_eviction(timeline, parts)
     start = phases.start_up(timeline, served)
+    parts = phases.with_naps(parts, start.woken if start else None)
     known = circumstances.circumstances_of(timeline, served, start, parts, critical, everyone)
     parts = circumstances.with_lazy_load(parts, known.lazy_bytes)
     end_ns = parts[-1].end_ns if parts else front.start_ns
-    members = {served.server}
+    members = {served.server} | (start.members if start else set())
     files = storage.files_of(timeline, start, members, front.start_ns, end_ns, parts)
     weights = first_weights(files)
     request = Request(
@@ -204,7 +205,7 @@ def _start(timeline: Timeline, started: Started, identity: str) -> Request:
     weights_used = first_weights(files)
     return Request(
         id=identity,
-        engine=process.facts.get("engine"),
+        engine=_engine_name(timeline, process.tgid),
         model=Path(weights.path).name if weights else None,
         endpoint="",
         streamed=None,
@@ -228,11 +229,13 @@ def _start(timeline: Timeline, started: Started, identity: str) -> Request:
 
 
 def _engine(timeline: Timeline, served: Served) -> str | None:
-    for tgid in (served.front.tgid, served.server):
-        process = timeline.process_at(tgid, served.received_ns)
-        if process is not None and process.facts.get("engine"):
-            return str(process.facts["engine"])
-    return None
+    named = (_engine_name(timeline, tgid) for tgid in (served.front.tgid, served.server))
+    return next((name for name in named if name), None)
+
+
+def _engine_name(timeline: Timeline, tgid: int) -> str | None:
+    engine = timeline.engine_of(tgid)
+    return engine.name if engine else None
 
 
 def _activities(timeline: Timeline, parts: Sequence[Phase], critical: Sequence[int]) -> Activities:

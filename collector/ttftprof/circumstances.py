@@ -17,6 +17,7 @@ from ttftprof.events import Kind
 from ttftprof.model import Evidence, Phase
 from ttftprof.phases import Served, Started, StartUp
 from ttftprof.phases.holders import files_used
+from ttftprof.phases.naps import Woken
 from ttftprof.phases.room import evicted
 from ttftprof.phases.served import ancestors
 from ttftprof.storage import counted
@@ -83,11 +84,12 @@ class Circumstances:
     lazy_bytes: int = 0  # of the weights, from storage, inside prefill
     cache_lost_tokens: int | None = None  # processed again because the switch lost the prompt cache
     reprocessed: bool = False  # the server said that it processes the whole prompt again
+    woken: Woken | None = None  # the engine was asleep, and was woken for the request
 
-    def fixed_wait(self, phase: str) -> FixedWait | None:
-        """The wait by the clock that this front is known for in a phase."""
-        waits = self.front.waits if self.front else ()
-        return next((w for w in waits if w.phase == phase), None)
+    def fixed_waits(self, phase: str) -> list[FixedWait]:
+        """The waits by the clock that this front and this server are known for in a phase."""
+        engines = dict.fromkeys(engine for engine in (self.front, self.server) if engine)
+        return [wait for engine in engines for wait in engine.waits if wait.phase == phase]
 
 
 def circumstances_of(
@@ -112,8 +114,9 @@ def circumstances_of(
         helpers=_helpers(timeline, served, phases),
         silent_tokens=_silent_tokens(timeline, served, phases),
         lazy_bytes=lazy_bytes(timeline, start, phases),
-        cache_lost_tokens=_cache_lost(served, everyone) if switched_in else None,
+        cache_lost_tokens=_cache_lost(served, switched_in, everyone) if switched_in else None,
         reprocessed=_said_reprocessed(timeline, served),
+        woken=start.woken if start else None,
     )
 
 
@@ -367,15 +370,16 @@ def _silent_tokens(timeline: Timeline, served: Served, phases: Sequence[Phase]) 
     return len(timeline.calls_of(served.server, "decode", *window))
 
 
-def _cache_lost(served: Served, everyone: Sequence[Served]) -> int | None:
-    """Prompt tokens processed again, of a model that had a long prompt before the switch."""
+def _cache_lost(served: Served, start: StartUp, everyone: Sequence[Served]) -> int | None:
+    """Prompt tokens processed again, of a model that had a long prompt before the switch: by a
+    process that is gone, or that slept since (a sleeping engine keeps no cache)."""
     mine = served.last_hop
     tokens = mine.prompt_tokens
     if tokens is None or tokens < _LONG_PROMPT or mine.cached_tokens:
         return None
     had = any(
         o.front.model == served.front.model
-        and o.server != served.server
+        and (o.server != served.server or start.woken is not None)
         and (o.front.end_ns or FOREVER) <= served.front.start_ns
         and (o.last_hop.prompt_tokens or 0) * 2 >= tokens
         for o in everyone
@@ -402,6 +406,8 @@ def notes_of(found: Circumstances) -> list[str]:
         )
     if found.reload is not None:
         notes.append(f"{found.reload.path} was loaded again: {found.reload.why}")
+    if found.woken is not None:
+        notes.append(found.woken.words())
     if found.cache_lost_tokens is not None:
         notes.append(
             f"the switch lost the prompt cache: all {found.cache_lost_tokens:,} tokens of the "

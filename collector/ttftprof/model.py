@@ -66,7 +66,8 @@ class Part:
     """Something a phase was spent on: `spent_ns` of the time from `start_ns` to `end_ns`.
 
     Parts may overlap and leave gaps. `part`: context, compile, graph_capture, alloc; of init also
-    kv_alloc, tokenizer, warmup; of load storage, fault, copy, transfer.
+    kv_alloc, tokenizer, warmup; of load storage, fault, copy, transfer. Of an engine that is put to
+    sleep and woken: engine_sleep (of evict), engine_wake (of load and init).
     """
 
     part: str

@@ -18,7 +18,13 @@ import numpy.typing as npt
 
 from ttftprof import gpu_facts, python_facts, remote
 from ttftprof.connections import OwnConnections
-from ttftprof.engines.catalog import Engine, engine_named, looks_like_weights, option_of
+from ttftprof.engines.catalog import (
+    Engine,
+    engine_named,
+    is_workers,
+    looks_like_weights,
+    option_of,
+)
 from ttftprof.engines.markers import SYMBOL_MARKS
 from ttftprof.errors import RecordingError
 from ttftprof.events import Kind, Records, Wait
@@ -51,6 +57,22 @@ class Process:
     def exec_ns(self) -> int | None:
         """When what it runs now was executed."""
         return self.execs[-1] if self.execs else None
+
+    @property
+    def runs_ns(self) -> int:
+        """When it began to run what it runs: executed, or forked if it never was."""
+        return self.exec_ns or self.fork_ns or 0
+
+    @property
+    def parent_pid(self) -> int | None:
+        """As its fork told it, or /proc."""
+        told = self.parent if self.parent is not None else self.facts.get("ppid")
+        return None if told is None else int(told)
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether it runs its parent's program: forked and never executed, or spawned by it."""
+        return (self.fork_ns is not None and not self.execs) or is_workers(self.argv)
 
     @property
     def start_ns(self) -> int:
@@ -279,10 +301,19 @@ class Timeline:
         return [m for m in self.marks if m.tgid == tgid and m.name == name]
 
     def engine_of(self, tgid: int) -> Engine | None:
-        """What the process was recognised as, the last time it was looked at."""
-        lives = self.processes.get(tgid, ())
-        names = (life.facts.get("engine") for life in reversed(lives))
-        return next((engine_named(str(name)) for name in names if name), None)
+        """What the process was recognised as, the last time it was looked at. A worker that its
+        program forked or spawned is of that program's engine."""
+        seen: set[int] = set()
+        while tgid not in seen:
+            seen.add(tgid)
+            lives = self.processes.get(tgid, ())
+            names = [str(n) for life in reversed(lives) if (n := life.facts.get("engine"))]
+            if names:
+                return engine_named(names[0])
+            if not lives or not lives[-1].is_worker or lives[-1].parent_pid is None:
+                return None
+            tgid = lives[-1].parent_pid
+        return None
 
     def slots_of(self, tgid: int) -> int | None:
         """How many requests its command line lets it serve at once; None if it does not say."""

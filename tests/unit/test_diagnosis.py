@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 
 from ttftprof.circumstances import Circumstances, CoreWait, Polls, Reload
 from ttftprof.diagnosis import NOISE_NS, RULES, Facts, first_that_matters, judge
+from ttftprof.diagnosis.phase_rules import LEADING_RULES, PHASE_RULES
+from ttftprof.diagnosis.python_rules import PYTHON_RULES
+from ttftprof.diagnosis.rules import Blamed
 from ttftprof.engines.catalog import engine_named
 from ttftprof.model import (
     ACTIVITIES,
@@ -22,10 +25,13 @@ from ttftprof.model import (
     FileUse,
     InFlight,
     Phase,
+    PythonShare,
+    PythonTime,
     Quantiles,
     Request,
     Verdict,
 )
+from ttftprof.phases.naps import Nap, Woken
 
 MS = 1_000_000
 Cell = tuple[str, str, int]
@@ -361,6 +367,19 @@ class Case:
     files: tuple[FileUse, ...] = ()
     tokens: tuple[int, int] | None = None  # of the prompt, cached
     evidence: tuple[Evidence, ...] = ()  # of the first phase
+    python: tuple[PythonTime, ...] = ()
+
+
+def woken(level: int) -> Woken:
+    """As the numbers of case 98 go."""
+    slept = Nap(1, 0, 10_570 * MS, level)
+    took = {1: 2_190 * MS, 2: 6_530 * MS}[level]
+    return Woken((Nap(2, 10_600 * MS, 10_600 * MS + took),), slept, replace(slept, tgid=3))
+
+
+def imports() -> PythonTime:
+    share = PythonShare("imports", 71.4, 0.83, 0.04, 13_280 * MS, ("transformers", "torch"))
+    return PythonTime("launch", 86, 20, 1.0, (share,))
 
 
 CASES = [
@@ -454,6 +473,52 @@ CASES = [
         (("load", "cpu", 20_000), ("unexplained", "idle", 28_000)), "unknown", "no phase explains",
     ),
     Case(
+        "88: SGLang looks at its own health once a second",
+        (("init", "cpu", 300), ("ready_gap", "idle", 1_400), ("prefill", "cpu", 90)),
+        "ready_gap", "looks for the outcome once a second", "health-check interval",
+        known=Circumstances(server=engine_named("sglang")),
+    ),
+    Case(
+        "98: asleep at level 1, woken in 2.19 s",
+        (("load", "transfer", 2_190), ("prefill", "gpu", 300)),
+        "load", "copies its weights back from the host's memory", "wake it before",
+        known=Circumstances(woken=woken(1)),
+    ),
+    Case(
+        "98: asleep at level 2, woken in 6.53 s",
+        (("load", "cpu", 6_530), ("prefill", "gpu", 300)),
+        "load", "reads its weights again", "sleep at level 1", known=Circumstances(woken=woken(2)),
+    ),
+    Case(
+        "98: the other one takes 10.57 s to fall asleep",
+        (("evict", "transfer", 10_570), ("load", "transfer", 2_190)),
+        "evict", "took 10.57 s to fall asleep", "sleep at level 2",
+        known=Circumstances(woken=woken(1)),
+    ),
+    Case(
+        "SGLang sleeps before it warms up",
+        (("init", "sleep", 1_000), ("init", "cpu", 200)),
+        "init", "sleeps 1 s before it first asks", "--no-warmup",
+        known=Circumstances(server=engine_named("sglang")),
+    ),
+    Case(
+        "a reasoning model's first tokens show no text",
+        (("prefill", "cpu", 300), ("first_decode", "cpu", 9_000)),
+        "first_decode", "400 tokens were decoded before", "turn reasoning off",
+        known=Circumstances(silent_tokens=400),
+    ),
+    Case(
+        "a server that gathers requests before it answers",
+        (("prefill", "sleep", 3_000), ("prefill", "cpu", 300)),
+        "prefill", "A shorter prompt would not change that", "waits for the clock",
+    ),
+    Case(
+        "75: imports are most of a start",
+        (("launch", "cpu", 16_000), ("load", "cpu", 300)),
+        "launch", "83 ± 4 % of 86 samples found its Python code importing", "keep the process",
+        python=(imports(),),
+    ),
+    Case(
         "no room in vLLM's KV cache",
         (("queue", "idle", 39_000), ("prefill", "gpu", 4_600)),
         "queue", "no room in the KV cache (5 waiting", "--gpu-memory-utilization",
@@ -468,19 +533,34 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.number)
-def test_a_public_case_gets_its_verdict(case: Case) -> None:
+def facts_of(case: Case) -> Facts:
     told = facts(*case.cells, files=case.files)
     phases = (replace(told.phases[0], evidence=case.evidence), *told.phases[1:])
     tokens, cached = case.tokens or (None, None)
-    known = replace(
-        told, phases=phases, known=case.known, prompt_tokens=tokens, cached_tokens=cached
-    )
-    verdict = judge(known, None)
+    return replace(
+        told, phases=phases, known=case.known, prompt_tokens=tokens, cached_tokens=cached,
+        python=case.python,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.number)
+def test_a_public_case_gets_its_verdict(case: Case) -> None:
+    verdict = judge(facts_of(case), None)
     assert verdict.cause == case.cause
     assert case.says.lower() in verdict.explanation.lower()
     assert case.change in (verdict.actions[0].change if verdict.actions else "")
     assert all(action.verify for action in verdict.actions)
+
+
+def test_every_rule_speaks_in_some_case() -> None:
+    """Of the rules on phases; storage has cases of its own in test_storage_cause."""
+    silent = {row.name for row in (*LEADING_RULES, *PHASE_RULES, *PYTHON_RULES)}
+    for case in CASES:
+        told = facts_of(case)
+        activity = max(told.table.get(case.cause, {"": 0}).items(), key=lambda item: item[1])[0]
+        blamed = Blamed(told, case.cause, activity)
+        silent -= {row.name for row in RULES if row.look(blamed) is not None}
+    assert silent == set()
 
 
 def test_every_rule_has_a_name_of_its_own_and_somebody_to_ask_it() -> None:

@@ -403,6 +403,21 @@ def test_the_endpoint_is_a_path_only() -> None:
 
 
 @pytest.mark.parametrize(
+    ("target", "endpoint"),
+    [
+        ("/sleep?level=2", "/sleep?level=2"),
+        ("/sleep?mode=abort&level=0&key=CANARY", "/sleep?level=0"),
+        ("/sleep?level=CANARY", "/sleep"),
+        ("/sleep?key=level=1", "/sleep"),
+        ("/wake_up?tags=weights", "/wake_up"),
+        ("/v1/sleep?level=1", "/v1/sleep"),
+    ],
+)
+def test_of_queries_only_the_depth_of_a_sleep_is_kept(target: str, endpoint: str) -> None:
+    assert one([("r", post({}, target))]).endpoint == endpoint
+
+
+@pytest.mark.parametrize(
     "line",
     ["CANARY /v1/completions", "GET CANARY", "POST v1/CANARY", "GET canary:80", "SECRET *", "GE /"],
 )

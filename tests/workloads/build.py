@@ -31,7 +31,7 @@ def build_library(build_dir: Path, *, markers: bool = True) -> Path:
 def make_programs(folder: Path) -> Path:
     """A folder of links to this Python under the names of engines, which are told by them."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("llama-server", "ollama", "llama-swap", "vllm"):
+    for name in ("llama-server", "ollama", "llama-swap", "vllm", "sglang"):
         link = folder / name
         if not link.is_symlink():
             link.symlink_to(Path(sys.executable).resolve())

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-Style = Literal["router", "ollama", "llama-swap"]
+Style = Literal["router", "ollama", "llama-swap", "sleeper"]
 LoadMode = Literal["mmap", "populate", "random", "read", "pread", "direct", "lazy"]
 Compute = Literal["busy", "sleep"]
 
@@ -23,9 +23,11 @@ class ModelConfig:
     path: str = ""
     shards: tuple[str, ...] = ()  # further files of the same weights
     load_threads: int = 1  # how many threads load the files
-    engine: Literal["llama.cpp", "vllm"] = "llama.cpp"
+    engine: Literal["llama.cpp", "vllm", "sglang"] = "llama.cpp"
+    tensor_parallel: int = 1  # vLLM: worker processes, each with its part of the files
+    nap_ns: int = 0  # vLLM: to bring the weights back from the host's memory; a fifth: to put there
     context_tokens: int = 4096
-    cache_tokens: int = 0  # room in vLLM's KV cache; 0: enough
+    cache_tokens: int = 0  # room in the KV cache of vLLM, SGLang; 0: enough
     load_mode: LoadMode = "mmap"
     compute: Compute = "busy"
     launch_ns: int = 0  # what imports and device discovery would cost, on top of Python's own start
@@ -57,6 +59,7 @@ class ServerConfig:
     programs: str = ""  # folder of links by which programs are executed under an engine's name
     vram_lag_ns: int = 0  # Ollama: a GPU's memory is back that long after a runner's end
     keep_alive_ns: int = 0  # Ollama: a model not used for so long is unloaded; 0: never
+    sleep_level: int = 1  # of a front that puts its servers to sleep
     unix_backend: bool = False  # the front reaches its runners over Unix sockets
     wrapper_ns: int = 0  # runners are started by a shell that waits so long, then executes them
     kernel_stamps: bool = True  # a request's arrival by SO_TIMESTAMPNS; else by poll() and clock

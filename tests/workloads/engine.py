@@ -123,6 +123,8 @@ class Engine:
             self._free_context(self._context)
         for model in self._models:
             self._free_model(model)
+        self._context = None
+        self._models.clear()
 
     def _load_file(self, path: str, *, header_only: bool) -> int:
         params = _ModelParams(_LOAD_MODES.index(self._config.load_mode), int(header_only))

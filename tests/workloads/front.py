@@ -40,6 +40,13 @@ RELAY_TIMEOUT_S = 120.0
 _TEXT = re.compile(rb'"content": ?"[^"]')
 _TEXT_BYTES = 12  # the longest match less one: what a split may leave behind
 
+# By engine: the module that stands in for its server, and the program's name.
+_RUNNERS = {
+    "llama.cpp": ("runner", "llama-server"),
+    "vllm": ("vllm", "vllm"),
+    "sglang": ("sglang", "sglang"),
+}
+
 
 class SwitchError(Exception):
     """The new runner did not come up."""
@@ -185,8 +192,8 @@ class Switchboard:
     def _command(self, model: str, host: str, port: int) -> list[str]:
         """A command line like llama-server's; Python takes what stands before the module."""
         config = self._config.models[model]
-        module = "vllm" if config.engine == "vllm" else "runner"
-        program = self._config.program("vllm" if module == "vllm" else "llama-server")
+        module, program = _RUNNERS[config.engine]
+        program = self._config.program(program)
         command = [program, "-S", "-m", f"workloads.{module}", "--config", str(self._config_path)]
         command += ["--alias", model, "--model", config.path, "--host", host, "--port", str(port)]
         command += ["--routed", "-c", str(config.context_tokens), "-np", str(config.parallel)]

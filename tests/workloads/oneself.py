@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import resource
 import signal
 import threading
@@ -22,6 +23,21 @@ def on_sigterm(act: Callable[[], None]) -> None:
         act()
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+def share_signals() -> None:
+    """In a forked worker: SIGTERM ends it again, whatever its parent made of it."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def name_oneself(title: str) -> None:
+    """What setproctitle does: the title in place of the command line, and as the thread's name."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begin, end = int(fields[45]), int(fields[46])  # arg_start, arg_end: proc_pid_stat(5)
+    name = title.encode()[: end - begin - 1]
+    ctypes.memset(begin, 0, end - begin)
+    ctypes.memmove(begin, name, len(name))
+    Path("/proc/self/comm").write_text(title[:15])
 
 
 def own_counters() -> dict[str, int]:

@@ -76,6 +76,7 @@ class Scenario:
     path: str = "/v1/chat/completions"
     vram_lag_ns: int = 0
     keep_alive_ns: int = 0
+    sleep_level: int = 1
     unix_backend: bool = False
     wrapper_ns: int = 0
     shards: int = 1
@@ -392,6 +393,55 @@ _ALL = [
         markers=False,
     ),
     Scenario(
+        "vllm_two_workers",
+        "llama-swap to vLLM with tensor parallelism: each of two workers loads its shards",
+        "load",
+        cold=True,
+        style="llama-swap",
+        b=replace(
+            _B,
+            engine="vllm",
+            load_mode="read",
+            fit_pass=False,
+            launch_ns=60 * MS,
+            tensor_parallel=2,
+        ),
+        shards=2,
+        weights_b_bytes=512 * MIB + 104729,
+        markers=False,
+    ),
+    Scenario(
+        "vllm_woken",
+        "vLLM's sleep mode, level 1: one engine is put to sleep, the other woken",
+        "load",
+        style="sleeper",
+        a=replace(_A, engine="vllm", fit_pass=False, nap_ns=500 * MS),
+        b=replace(_B, engine="vllm", fit_pass=False, nap_ns=500 * MS),
+        weights_b_bytes=_TINY_B_BYTES,
+        markers=False,
+    ),
+    Scenario(
+        "vllm_woken_anew",
+        "the same at level 2: its weights are read again",
+        "load",
+        style="sleeper",
+        sleep_level=2,
+        cold=True,
+        a=replace(_A, engine="vllm", fit_pass=False),
+        b=replace(_B, engine="vllm", fit_pass=False, load_mode="read"),
+        weights_b_bytes=512 * MIB + 104729,
+        markers=False,
+    ),
+    Scenario(
+        "swap_to_sglang",
+        "llama-swap to SGLang: it sleeps 1 s before its warm-up, and 1 s over a health check",
+        "ready_gap",
+        style="llama-swap",
+        b=replace(_B, engine="sglang", load_mode="read", fit_pass=False, launch_ns=100 * MS),
+        weights_b_bytes=_SMALL_B_BYTES,
+        markers=False,
+    ),
+    Scenario(
         "plain_names",
         "cold mmap by a library whose names no profiler knows, and no logs",
         "load",
@@ -467,6 +517,7 @@ def _prepare_files(scenario: Scenario, workdir: Path, port: int) -> tuple[Server
         programs=str(make_programs(workdir / "bin")),
         vram_lag_ns=scenario.vram_lag_ns,
         keep_alive_ns=scenario.keep_alive_ns,
+        sleep_level=scenario.sleep_level,
         unix_backend=scenario.unix_backend,
         wrapper_ns=scenario.wrapper_ns,
     )
@@ -482,7 +533,7 @@ def _weights(scenario: Scenario, workdir: Path, model: str, size_bytes: int) -> 
     elif model == "b" and scenario.shards > 1:
         count = scenario.shards
         names = [f"{stem}-{n:05}-of-{count:05}.safetensors" for n in range(1, count + 1)]
-    elif getattr(scenario, model).engine == "vllm":
+    elif getattr(scenario, model).engine != "llama.cpp":
         names = [f"{stem}.safetensors"]
     else:
         names = [f"{stem}.weights"]
@@ -496,6 +547,8 @@ def _resident(scenario: Scenario, config: ServerConfig, run_dir: Path) -> Iterat
     with start(config, run_dir) as server:
         if scenario.drive == "restart":
             server.restart("a")
+        if scenario.style == "sleeper":  # it only sleeps when it has been awake
+            _ask(server, "b", "awake", prompt_tokens=2, max_tokens=1, path=scenario.path)
         model = "b" if scenario.drive in ("crashed", "expired") else "a"
         _ask(server, model, "prepare", prompt_tokens=2, max_tokens=1, path=scenario.path)
         yield server

@@ -42,6 +42,7 @@ def router(config: ServerConfig, workdir: Path) -> Iterator[Server]:
         "router": ("front", "llama-server"),
         "ollama": ("ollama", "ollama"),
         "llama-swap": ("llama_swap", "llama-swap"),
+        "sleeper": ("sleeper", "llama-swap"),
     }[config.style]
     with _started(module, config, workdir, config.program(program)) as process:
         port = int(hear(process, START_TIMEOUT_S)["listening"])

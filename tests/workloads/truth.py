@@ -93,18 +93,27 @@ class TruthRequest:
 def read_truth(path: str | Path) -> list[TruthRequest]:
     """Every request that got its first token, by arrival; TruthError if one does not add up."""
     lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
-    runners = {line["pid"]: line for line in lines if line["source"] == "runner"}
+    runners = [line for line in lines if line["source"] == "runner"]
     served = {line["request_id"]: line for line in lines if line["source"] == "served"}
     fronts = {line["request_id"]: line for line in lines if line["source"] == "front"}
     restarts = {line["pid"]: line for line in lines if line["source"] == "restart"}
     requests = [
         _merge(
-            {**restarts.get(line["pid"], {}), **runners[line["pid"]]}, line, fronts.get(request_id)
+            {**restarts.get(line["pid"], {}), **_able(runners, line)}, line, fronts.get(request_id)
         )
         for request_id, line in served.items()
         if _answered(line, fronts.get(request_id))
     ]
     return sorted(requests, key=lambda request: request.request_start_ns)
+
+
+def _able(runners: list[Line], served: Line) -> Line:
+    """How the process that served came to be able to: one that is woken comes to be so again."""
+    return [
+        line
+        for line in runners
+        if line["pid"] == served["pid"] and line["ready_ns"] <= served["prefill_end_ns"]
+    ][-1]
 
 
 def await_truth(path: str | Path, request_ids: set[str]) -> list[TruthRequest]:

@@ -1,9 +1,10 @@
 """vLLM's structure: an API server with the HTTP, and an engine-core process with the weights.
 
-After vllm/v1 of vLLM 0.29 (October 2026): the API server starts `VLLM::EngineCore` and talks to it
-over a Unix socket (ZeroMQ there, lines of JSON here), listens when the engine is up, logs
-"Application startup complete", and answers /health, /metrics, /v1/chat/completions, /sleep,
-/wake_up and /is_sleeping. Model weights, scheduling and the KV cache are the core's: `vllm_core`.
+After vllm/v1 of vLLM 0.32 (October 2026), a real one of which was watched on a CPU: the API server
+forks `VLLM::EngineCore` and talks to it over a Unix socket (ZeroMQ there, lines of JSON here),
+listens when the engine is up, logs "Application startup complete", and answers /health, /metrics,
+/v1/chat/completions, /sleep, /wake_up and /is_sleeping. Model weights, scheduling and the KV cache
+are the core's: `vllm_core`, and with tensor parallelism its workers'.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import multiprocessing
 import os
 import queue
 import socket
-import subprocess
-import sys
 import threading
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +26,23 @@ from .config import ServerConfig, load_config
 from .logs import Log
 from .oneself import on_sigterm
 from .truth import TruthWriter
+from .vllm_core import core_main
 from .wire import now_ns
 
 IMPORTS_SHARE = 0.5  # of what a launch costs; the rest is the core's
 
 
 class Core:
-    """The API server's end of the engine."""
+    """The API server's end of the engine: its processes, how they are asked and what they tell.
 
-    def __init__(self, config_path: Path, alias: str) -> None:
-        ours, theirs = socket.socketpair()
-        command = ["VLLM::EngineCore", "-S", "-m", "workloads.vllm_core"]
-        command += ["--config", str(config_path), "--alias", alias, "--fd", str(theirs.fileno())]
-        self.process = subprocess.Popen(
-            command,
-            executable=sys.executable,
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.PIPE,
-            env={**os.environ, "PYTHONHOME": sys.base_prefix},
-        )
-        theirs.close()
-        self._lines = ours.makefile("rb")
-        self._socket = ours
+    `asked` and `told` may be the same socket.
+    """
+
+    def __init__(
+        self, processes: list[BaseProcess], asked: socket.socket, told: socket.socket
+    ) -> None:
+        self._processes = processes
+        self._asked, self._lines = asked, told.makefile("rb")
         self._lock = threading.Lock()
         self._waiting: dict[str, queue.SimpleQueue[dict[str, Any]]] = {}
         self.counts: dict[str, float] = {"running": 0, "waiting": 0, "cache_use": 0}
@@ -58,8 +54,14 @@ class Core:
         answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         with self._lock:
             self._waiting[request_id] = answers
-            self._socket.sendall(json.dumps({"id": request_id, **fields}).encode() + b"\n")
+            self._asked.sendall(json.dumps({"id": request_id, **fields}).encode() + b"\n")
         return answers
+
+    def end(self) -> None:
+        """All of it: whoever waits on the channel of one that is killed ends by itself."""
+        for process in self._processes:
+            process.kill()
+            process.join()
 
     def _listen(self) -> None:
         for line in self._lines:
@@ -71,7 +73,27 @@ class Core:
         os._exit(1)  # as the real one does when its engine died
 
 
+def fork_core(config_path: Path, alias: str) -> Core:
+    ours, theirs = socket.socketpair()
+    os.set_inheritable(ours.fileno(), False)
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=_core_alone, args=(config_path, alias, theirs, ours))
+    process.start()
+    theirs.close()
+    return Core([process], ours, ours)
+
+
+def _core_alone(
+    config_path: Path, alias: str, channel: socket.socket, other_end: socket.socket
+) -> None:
+    """Its channel has to end with the API server: nobody else may hold the other end."""
+    other_end.close()
+    core_main(config_path, alias, channel)
+
+
 class ApiServer:
+    start_engine = staticmethod(fork_core)
+
     def __init__(
         self, config: ServerConfig, config_path: Path, alias: str, *, routed: bool
     ) -> None:
@@ -82,29 +104,31 @@ class ApiServer:
         until_ns = now_ns() + int(config.models[alias].launch_ns * IMPORTS_SHARE)
         while now_ns() < until_ns:  # imports keep a core busy
             pass
-        self._core = Core(config_path, alias)
+        self._core = self.start_engine(config_path, alias)
 
     def run(self, host: str, port: int) -> None:
         on_sigterm(self._leave)
         listener = wire.listen(host, port)
+        self._host, self._port = host, port
         self._log.plain("INFO:     Application startup complete.")
-        self._truth.write(
-            "runner",
-            pid=os.getpid(),
-            model=self._alias,
-            ready_ns=now_ns(),
-            **self._core.started,
-        )
         threading.Thread(
             target=wire.accept_each, args=(listener, self._connection), daemon=True
         ).start()
+        self._become_ready()
         while os.read(0, 4096):
             pass
         self._leave()
 
+    def _become_ready(self) -> None:
+        self._say_able(self._core.started)
+
+    def _say_able(self, loaded: dict[str, Any]) -> None:
+        """To the truth, anew whenever the weights have come back."""
+        told = {"pid": os.getpid(), "model": self._alias, "ready_ns": now_ns()}
+        self._truth.write("runner", **self._core.started | loaded | told)
+
     def _leave(self) -> None:
-        self._core.process.kill()
-        self._core.process.wait()
+        self._core.end()
         os._exit(0)
 
     def _connection(self, connection: socket.socket) -> None:
@@ -115,14 +139,22 @@ class ApiServer:
             self._answer_chat(connection, request)
         elif request.path == "/metrics":
             connection.sendall(_text(self._metrics()))
-        elif request.path in ("/sleep", "/wake_up"):
-            answers = self._core.ask(f"admin-{next(self._ids)}", act=request.path[1:])
-            answers.get()
-            connection.sendall(wire.json_response(200, {}))
+        elif request.path == "/sleep":
+            level = int(request.target.partition("level=")[2] or 1)
+            self._nap("sleep", level)
+            connection.sendall(wire.json_response(200, {"status": "sleeping", "level": level}))
+        elif request.path == "/wake_up":
+            self._say_able(self._nap("wake_up", 0))
+            connection.sendall(wire.json_response(200, {"status": "awake", "tags": None}))
         elif request.path in ("/health", "/is_sleeping"):
             connection.sendall(wire.json_response(200, {}))
         else:
             connection.sendall(wire.json_response(404, {"error": "no such path"}))
+
+    def _nap(self, act: str, level: int) -> dict[str, Any]:
+        answers = self._core.ask(f"admin-{next(self._ids)}", act=act, level=level)
+        done: dict[str, Any] = answers.get()["done"]
+        return done
 
     def _metrics(self) -> str:
         """The gauges of vllm/v1/metrics/loggers.py that tell of waiting."""
@@ -184,8 +216,8 @@ def _text(body: str) -> bytes:
     return wire.head(200, headers) + body.encode()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="vllm")
+def main(kind: type[ApiServer] = ApiServer) -> None:
+    parser = argparse.ArgumentParser(prog=kind.__name__)
     parser.add_argument("--config", required=True, type=Path)
     parser.add_argument("--alias", required=True)
     parser.add_argument("--host", required=True)
@@ -195,7 +227,7 @@ def main() -> None:
         parser.add_argument(name)
     options = parser.parse_args()
     config = load_config(options.config)
-    server = ApiServer(config, options.config, options.alias, routed=options.routed)
+    server = kind(config, options.config, options.alias, routed=options.routed)
     server.run(options.host, options.port)
 
 

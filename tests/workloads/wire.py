@@ -43,8 +43,12 @@ class Message:
         return self.start_line.split(" ", 1)[0]
 
     @property
+    def target(self) -> str:
+        return self.start_line.split(" ")[1]
+
+    @property
     def path(self) -> str:
-        return self.start_line.split(" ")[1].split("?", 1)[0]
+        return self.target.split("?", 1)[0]
 
     @property
     def status(self) -> int:

@@ -96,7 +96,7 @@ def _behind_another(blamed: Blamed) -> Finding:
 def _waits_by_the_clock_after_unload(blamed: Blamed) -> Finding | None:
     """Between the old process's end and the next one's execution nothing is left to end."""
     known = blamed.facts.known
-    after, fixed = known.after_end_ns, known.fixed_wait("evict")
+    after, fixed = known.after_end_ns, next(iter(known.fixed_waits("evict")), None)
     if after is None or after < _NOTEWORTHY_NS or after < _MOSTLY * blamed.phase_ns:
         return None
     why = ""
@@ -116,7 +116,9 @@ def _waits_by_the_clock_after_unload(blamed: Blamed) -> Finding | None:
     )
 
 
-def _old_model_ends_slowly(blamed: Blamed) -> Finding:
+def _old_model_ends_slowly(blamed: Blamed) -> Finding | None:
+    if blamed.facts.known.woken is not None:
+        return None
     after = blamed.facts.known.after_end_ns or 0
     ending = blamed.phase_ns - after
     says = f"The old process took {seconds(ending)} to end." if ending > _NOTEWORTHY_NS else ""
@@ -126,6 +128,24 @@ def _old_model_ends_slowly(blamed: Blamed) -> Finding:
         "record again: there should be no evict phase",
     )
     return Finding(says, (action,))
+
+
+def _falls_asleep(blamed: Blamed) -> Finding | None:
+    woken = blamed.facts.known.woken
+    room = woken.made_room if woken else None
+    if room is None:
+        return None
+    says = f"The other engine took {seconds(room.duration_ns)} to fall asleep."
+    evidence = (Evidence("sockets", "from word to answer of its sleep", room.duration_ns, "ns"),)
+    if room.level != 1:
+        return Finding(says, (), evidence)
+    action = Action(
+        "put it to sleep at level 2 (vLLM: /sleep?level=2) where its weights are read again fast "
+        "enough: level 1 first copies them into the host's memory",
+        None,
+        "record again and compare evict and load together",
+    )
+    return Finding(says, (action,), evidence)
 
 
 # -- launch ---------------------------------------------------------------------------------------
@@ -191,10 +211,47 @@ def _mapped_page_by_page(blamed: Blamed) -> Finding | None:
     )
 
 
+def _wakes_up(blamed: Blamed) -> Finding | None:
+    woken = blamed.facts.known.woken
+    if woken is None:
+        return None
+    deep = woken.slept is not None and woken.slept.level == 2
+    way = "reads its weights again" if deep else "copies its weights back from the host's memory"
+    action = Action(
+        "let it sleep at level 1 if the host has memory for its weights: nothing is read then"
+        if deep
+        else "keep both models loaded if memory allows, or wake it before the request comes",
+        None,
+        "record again and compare load",
+    )
+    spent = sum(nap.duration_ns for nap in woken.calls)
+    return Finding(
+        f"No process was started: the engine woke up, and {way}.",
+        (action,),
+        (Evidence("sockets", "calls that woke it", spent, "ns"),),
+    )
+
+
 # -- init, ready_gap ------------------------------------------------------------------------------
 
 
-def _init(_blamed: Blamed) -> Finding:
+def _waits_by_the_clock(blamed: Blamed) -> Finding | None:
+    """Asleep on a timer for about as long as a wait that this engine is known for."""
+    slept_ns = blamed.facts.table[blamed.phase].get("sleep", 0)
+    fitting = [
+        fixed
+        for fixed in blamed.facts.known.fixed_waits(blamed.phase)
+        if slept_ns >= _MOSTLY * fixed.quantum_ns
+    ]
+    if not fitting:
+        return None
+    evidence = Evidence("scheduler", "asleep on a timer", slept_ns, "ns")
+    return Finding(" ".join(f"{fixed.says}." for fixed in fitting), (), (evidence,))
+
+
+def _init(blamed: Blamed) -> Finding | None:
+    if blamed.facts.known.woken is not None:
+        return None
     action = Action(
         "try the server without its warm-up run (llama-server: --no-warmup) and with a "
         "smaller context size; the first request then pays for the warm-up itself",
@@ -207,8 +264,7 @@ def _init(_blamed: Blamed) -> Finding:
 def _front_polls(blamed: Blamed) -> Finding:
     """Able to serve at t, passed on at t + Δ: half a quantum on average, a quantum at most."""
     known = blamed.facts.known
-    fixed, polls = known.fixed_wait("ready_gap"), known.polls
-    gap = blamed.phase_ns
+    polls, gap = known.polls, blamed.phase_ns
     says, evidence = "", []
     if polls is not None:
         apart = f", {seconds(polls.quantum_ns)} apart" if polls.quantum_ns else ""
@@ -219,7 +275,7 @@ def _front_polls(blamed: Blamed) -> Finding:
         evidence.append(Evidence("sockets", "looks of the front at the new server", polls.count))
         if polls.quantum_ns:
             evidence.append(Evidence("sockets", "between two looks", polls.quantum_ns, "ns"))
-    if fixed is not None:
+    for fixed in known.fixed_waits("ready_gap"):
         says += f" {fixed.says}."
     action = Action(
         "shorten the front's health-check interval if it has a setting",
@@ -314,12 +370,15 @@ LEADING_RULES: tuple[Rule, ...] = (
 PHASE_RULES: tuple[Rule, ...] = (
     rule("no room in the KV cache", _no_room_in_cache, "queue"),
     rule("behind another request", _behind_another, "queue", _NOT_STORAGE),
-    rule("waits by the clock", _waits_by_the_clock_after_unload, "evict"),
+    rule("waits by the clock after the end", _waits_by_the_clock_after_unload, "evict"),
+    rule("falls asleep", _falls_asleep, "evict"),
     rule("old model ends slowly", _old_model_ends_slowly, "evict", _NOT_STORAGE),
     rule("fits twice", _fits_twice, "launch"),
     rule("asks helpers", _asks_helpers, "launch"),
     rule("imports", _imports, "launch", "cpu fault"),
     rule("mapped page by page", _mapped_page_by_page, "load", "fault"),
+    rule("wakes up", _wakes_up, "load init"),
+    rule("waits by the clock", _waits_by_the_clock, "launch init"),
     rule("init", _init, "init", _NOT_STORAGE),
     rule("front polls", _front_polls, "ready_gap", _NOT_STORAGE),
     rule("prompt", _prompt, "prefill", _NOT_STORAGE),

@@ -92,6 +92,34 @@ _SWAP_WAITS = (
         1_000 * MS, 250 * MS, None, "internal/process/process_command.go, September 2026",
     ),
 )  # fmt: skip
+_SGLANG_WAITS = (
+    FixedWait(
+        "init",
+        "SGLang sleeps 1 s before it first asks its own HTTP server for a warm-up, and 1 s between "
+        "tries",
+        1_000 * MS, 1_000 * MS, 120_000 * MS, "srt/entrypoints/http_server.py, 0.4.0 to 0.5.23",
+    ),
+    FixedWait(
+        "ready_gap",
+        "SGLang answers a health check by a run of its own, of which it looks for the outcome once "
+        "a second",
+        1_000 * MS, 1_000 * MS, None, "srt/entrypoints/http_server.py, 0.5.0 to 0.5.23",
+    ),
+)  # fmt: skip
+_TGI_WAITS = (
+    FixedWait(
+        "init",
+        "TGI's launcher looks every 100 ms whether its shards are ready, then starts the router",
+        100 * MS, 100 * MS, None, "launcher/src/main.rs, 2.0 to 3.3.6",
+    ),
+)  # fmt: skip
+_LOCALAI_WAITS = (
+    FixedWait(
+        "launch",
+        "LocalAI asks a backend that it started at once and then every 2 s whether it answers",
+        2_000 * MS, 0, 40_000 * MS, "pkg/model/initializers.go, 4.9",
+    ),
+)  # fmt: skip
 
 # The options of llama.cpp's server, whoever starts it.
 _LLAMA_OPTIONS = {
@@ -112,8 +140,8 @@ ENGINES: tuple[Engine, ...] = (
         **_LLAMA_OPTIONS,
     ),
     _engine(
-        "llama-cpp-python", "llama-cpp-python", arguments=r"^llama_cpp\.server", context="--n_ctx",
-        loading="--n_gpu_layers --use_mmap --use_mlock",
+        "llama-cpp-python", "llama-cpp-python", arguments=r"^llama_cpp\.server",
+        context="--n_ctx --type_k --type_v", loading="--n_gpu_layers --use_mmap --use_mlock",
     ),
     _engine("xllamacpp", "xllamacpp", arguments=r"^xllamacpp|(^|/)xllamacpp[\w-]*\.py$",
             **_LLAMA_OPTIONS),
@@ -126,17 +154,24 @@ ENGINES: tuple[Engine, ...] = (
     _engine(
         "sglang", "SGLang", "sglang", r"^sglang\.launch_server|(^|/)sglang$", r"^sglang::",
         context="--context-length --mem-fraction-static", slots="--max-running-requests",
-        loading="--load-format", metrics="/metrics",
+        loading="--load-format", metrics="/metrics", waits=_SGLANG_WAITS,
     ),
     _engine(
         "tgi", "text-generation-inference",
         "text-generation-launcher text-generation-router text-generation-server",
+        r"(^|/)text-generation-server$",
         context="--max-total-tokens --max-input-tokens", slots="--max-concurrent-requests",
-        metrics="/metrics",
+        metrics="/metrics", waits=_TGI_WAITS,
     ),
     _engine("transformers", "transformers serve", "transformers",
             r"(^|/)transformers(-cli)?$|^transformers\.", loading="--device --dtype"),
-    _engine("localai", "LocalAI", "local-ai", context="--context-size"),
+    # Its backends are llama.cpp behind gRPC, one binary for each kind of processor, by way of the
+    # loader that they bring along.
+    _engine(
+        "localai", "LocalAI", "local-ai llama-cpp-avx llama-cpp-avx2 llama-cpp-avx512 "
+        "llama-cpp-fallback llama-cpp-grpc", r"(^|/)llama-cpp-(avx\w*|fallback|grpc)$",
+        context="--context-size", waits=_LOCALAI_WAITS,
+    ),
     _engine("lmstudio", "LM Studio", "lm-studio lms llmster"),
     _engine("koboldcpp", "KoboldCpp", "koboldcpp", r"koboldcpp\.py$", context="--contextsize",
             loading="--gpulayers --usemlock --nommap"),
@@ -174,7 +209,17 @@ def option_of(argv: Sequence[str], names: Sequence[str]) -> str | None:
     return value
 
 
-_INTERPRETER = re.compile(r"(python|pypy)[\d.]*$|uv$|pipx$")
+_INTERPRETER = re.compile(r"(python|pypy)[\d.]*$|uv$|pipx$|ld(-linux[\w.-]*)?\.so")
+
+
+# What multiprocessing has a fresh interpreter execute (Lib/multiprocessing/spawn.py, since 3.4).
+_SPAWNED = "--multiprocessing-fork"
+
+
+def is_workers(argv: Sequence[str]) -> bool:
+    """Whether a command line is that of a Python program's worker: it says nothing of the program,
+    and a name that the process gives itself may never be seen."""
+    return _SPAWNED in argv
 
 
 # What ends in one of these holds weights; anything else may, if it is the biggest file mapped.

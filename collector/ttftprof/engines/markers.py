@@ -76,8 +76,12 @@ _ROUTER = "llama.cpp b7000 to b10434"
 _OLLAMA = "Ollama 0.5 to September 2026"
 _OLLAMA_NOW = "Ollama June to September 2026 (llama-server as its runner)"
 _SWAP = "llama-swap v150 to September 2026"
-_VLLM = "vLLM 0.8 to 0.29"
-_SGLANG = "SGLang 0.4 to 0.5"
+_VLLM = "vLLM 0.8 to 0.32"
+_SGLANG = "SGLang 0.4.0 to 0.5.23"
+_SGLANG_GRAPHS = "SGLang 0.4.0 to 0.5.12"
+_SGLANG_GRAPHS_NOW = "SGLang 0.5.13 to 0.5.23"
+_TGI = "text-generation-inference 2.0 to 3.3.6"
+_LOCALAI = "LocalAI 4.9"
 _UVICORN = "uvicorn 0.20 to 0.38"
 
 # What the names mean to the analysis:
@@ -211,7 +215,7 @@ LOG_MARKS: tuple[LogMark, ...] = (
         b"(EngineCore pid=9) INFO 10-04 17:04:02 [loader.py:291] Loading weights took 9.81 seconds",
     ),
     _log(
-        "compiled", _VLLM, rb"torch\.compile takes (?P<s>[\d.]+) s",
+        "compiled", _VLLM, rb"torch\.compile (?:takes|took) (?P<s>[\d.]+) s",
         b"INFO 10-04 17:04:20 [monitor.py:34] torch.compile takes 17.32 s in total",
     ),
     _log(
@@ -220,14 +224,24 @@ LOG_MARKS: tuple[LogMark, ...] = (
     ),
     _log(
         "engine_ready", _VLLM,
-        rb"init engine \(profile, create kv cache, warmup model\) took (?P<s>[\d.]+) seconds",
+        rb"init engine \(profile, create kv cache, warmup model\) took (?P<s>[\d.]+) s",
         b"INFO 10-04 17:04:41 [core.py:2] init engine (profile, create kv cache, warmup model) took"
         b" 39.20 seconds",
     ),
     _log(
+        "fell_asleep", _VLLM, rb"It took (?P<s>[\d.]+) seconds to fall asleep",
+        b"(EngineCore pid=9) INFO 10-04 17:05:10 [abstract.py:3] It took 10.570000 seconds to fall"
+        b" asleep.",
+    ),
+    _log(
+        "woke_up", _VLLM, rb"It took (?P<s>[\d.]+) seconds to wake up",
+        b"(EngineCore pid=9) INFO 10-04 17:05:22 [abstract.py:3] It took 2.190000 seconds to wake "
+        b"up tags {'weights', 'kv_cache'}.",
+    ),
+    _log(
         "engine_load", _VLLM,
         rb"Running: (?P<running>\d+) reqs, Waiting: (?P<waiting>\d+) reqs, "
-        rb"GPU KV cache usage: (?P<cache_percent>[\d.]+)%",
+        rb".*?[GC]PU KV cache usage: (?P<cache_percent>[\d.]+)%",
         b"(APIServer pid=1) INFO 10-04 17:04:44 [loggers.py:273] Engine 000: Avg prompt throughput:"
         b" 1055.3 tokens/s, Avg generation throughput: 0.3 tokens/s, Running: 3 reqs, Waiting: 2"
         b" reqs, GPU KV cache usage: 98.4%, Prefix cache hit rate: 0.0%",
@@ -236,45 +250,91 @@ LOG_MARKS: tuple[LogMark, ...] = (
         "load_begin", _SGLANG, rb"Load weight begin",
         b"[2026-09-02 10:00:01 TP0] Load weight begin. avail mem=21.30 GB",
     ),
+    # A second such line, of weights that are put in place after the graphs, has no "elapsed=".
     _log(
-        "load_end", _SGLANG, rb"Load weight end",
+        "load_end", _SGLANG, rb"Load weight end\. (?:elapsed|type)=",
         b"[2026-09-02 10:00:09 TP0] Load weight end. elapsed=8.02 s, type=Qwen3ForCausalLM",
     ),
     _log(
-        "graphs_begin", _SGLANG, rb"Capture cuda graph begin",
-        b"[2026-09-02 10:00:10 TP0] Capture cuda graph begin. This can take up to several minutes.",
+        "graphs_begin", _SGLANG_GRAPHS, rb"Capture (?:cuda|cpu|npu) graph begin",
+        b"[2026-04-02 10:00:10 TP0] Capture cuda graph begin. This can take up to several minutes.",
     ),
     _log(
-        "serving", _SGLANG, rb"The server is fired up and ready to roll",
+        "graphs_begin", _SGLANG_GRAPHS_NOW,
+        rb"Capture (?:target|draft) \w+ [A-Z]+ graph begin",
+        b"[2026-10-02 10:00:10 TP0] Capture target decode CUDA graph begin. backend=full, "
+        b"num_tokens_per_req=1, avail mem=3.10 GB",
+    ),
+    _log(
+        "graphs_captured", _SGLANG,
+        rb"Capture .{0,20}graph end\..*?(?:Time elapsed: |elapsed=)(?P<s>[\d.]+) s",
+        b"[2026-10-02 10:00:29 TP0] Capture target decode CUDA graph end. bs=[1, 2, 4], "
+        b"elapsed=18.71 s, mem usage=0.52 GB, avail mem=2.58 GB.",
+    ),
+    # Its HTTP server is up before; requests of others wait for nothing then but its own warm-up.
+    _log(
+        "model_loaded", _SGLANG, rb"The server is fired up and ready to roll",
         b"[2026-09-02 10:00:31] The server is fired up and ready to roll!",
     ),
     _log(
         "engine_load", _SGLANG,
-        rb"#running-req: (?P<running>\d+).*token usage: (?P<cache_use>[\d.]+)"
+        rb"Decode batch.*#running-req: (?P<running>\d+).*?token usage: (?P<cache_use>[\d.]+)"
         rb".*#queue-req: (?P<waiting>\d+)",
         b"[2026-09-02 10:01:00 TP0] Decode batch. #running-req: 4, #token: 812, token usage: 0.97,"
         b" gen throughput (token/s): 88.1, #queue-req: 2",
+    ),
+    # Written when the batch is put together: what waited until then goes on.
+    _log(
+        "engine_load", _SGLANG,
+        rb"Prefill batch.*?token usage: (?P<cache_use>[\d.]+)"
+        rb".*#running-req: (?P<running>\d+), #queue-req: (?P<waiting>\d+)",
+        b"[2026-10-02 10:01:00 TP0] Prefill batch, #new-seq: 1, #new-token: 34, #cached-token: 0, "
+        b"token usage: 0.02, #running-req: 1, #queue-req: 2, #pending-token: 0, cuda graph: False",
     ),
     _log(
         "serving", _UVICORN, rb"Application startup complete",
         b"INFO:     Application startup complete.",
     ),
     _log(
-        "serving", "text-generation-inference 2.0 to 3.3",
-        rb"text_generation_router.*Connected",
-        b"2026-09-02T10:00:31.00Z  INFO text_generation_router::server: router/src/server.rs: "
-        b"Connected",
+        "shard_spawned", _TGI, rb"text_generation_launcher: Starting shard",
+        b"2026-01-02T10:00:03.000000Z  INFO shard-manager: text_generation_launcher: Starting "
+        b"shard rank=0",
+    ),
+    _log(
+        "shard_ready", _TGI, rb"text_generation_launcher: Shard ready in (?P<s>[\d.]+)s",
+        b"2026-01-02T10:00:20.000000Z  INFO shard-manager: text_generation_launcher: Shard ready in"
+        b" 17.201s rank=0",
+    ),
+    _log(
+        "warmup", _TGI, rb"text_generation_router(?:_v\d)?(?:::\w+)*: \S+ Warming up model",
+        b"2026-01-02T10:00:21.000000Z  INFO text_generation_router_v3: backends/v3/src/lib.rs:125: "
+        b"Warming up model",
+    ),
+    _log(
+        "serving", _TGI, rb"text_generation_router(?:::\w+)*: \S+ Connected",
+        b"2026-01-02T10:00:31.000000Z  INFO text_generation_router::server: router/src/server.rs:"
+        b"2302: Connected",
+    ),
+    _log(
+        "spawning", _LOCALAI, rb"BackendLoader starting.*modelID=\"?(?P<model>[^\s\"]+)",
+        b'Sep 02 10:00:01 INFO  BackendLoader starting modelID="b" backend="llama-cpp" '
+        b'model="b.gguf"',
+    ),
+    _log(
+        "front_ready", _LOCALAI, rb"GRPC Service Ready",
+        b"Sep 02 10:00:03 DEBUG GRPC Service Ready",
     ),
 )  # fmt: skip
 
 # A router prints its child's lines behind "[port] ": the child's own write was stamped already.
 _RELAYED = re.compile(rb"^\s*\[\d{2,5}\] ")
+_COLOURS = re.compile(rb"\x1b\[[\d;]*m")  # vLLM and TGI write them to files and pipes, too
 
 
 def find_log_marks(chunk: bytes) -> list[tuple[str, dict[str, Any]]]:
     """(name, values) of every marker line in one write; relayed lines are left out."""
     found: list[tuple[str, dict[str, Any]]] = []
-    for line in chunk.split(b"\n"):
+    for line in _COLOURS.sub(b"", chunk).split(b"\n"):
         if len(line) < 8 or _RELAYED.match(line):
             continue
         for mark in LOG_MARKS:

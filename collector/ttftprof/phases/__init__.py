@@ -16,10 +16,11 @@ from collections.abc import Sequence
 
 from ttftprof.model import Evidence, Phase
 from ttftprof.phases.edges import INFERRED, OBSERVED, Cutter, Edge
+from ttftprof.phases.naps import Woken, with_naps
 from ttftprof.phases.python_edges import prepared_until
 from ttftprof.phases.queues import blocked_until, holder
 from ttftprof.phases.room import evicted, first_act, frees, was_serving
-from ttftprof.phases.served import Served, requests_of
+from ttftprof.phases.served import Served, requests_of, worker_of
 from ttftprof.phases.starts import Started, starts_of
 from ttftprof.phases.startup import StartUp, accepted_ns, start_up, taken_ns
 from ttftprof.phases.work import until_work, work
@@ -35,6 +36,7 @@ __all__ = [
     "requests_of",
     "start_up",
     "starts_of",
+    "with_naps",
 ]
 
 # A front that has nothing to end acts within this; a longer wait needs an explanation.
@@ -46,22 +48,25 @@ def critical_processes(
 ) -> list[int]:
     """For each phase, the process whose threads hold it up."""
     start = start_up(timeline, served)
-    old = evicted(timeline, served, start) if start and start.began else None
-    front, server = served.front.tgid, served.server
+    front, server = served.front.tgid, start.process.tgid if start else served.server
     busy = {
-        "evict": old.tgid if old else front,
+        "evict": _who_makes_room(timeline, served, start) or front,
         "queue": holder(served, everyone, front),
         "ready_gap": front,
         "unexplained": server,
     }
-    holding = [busy.get(phase.phase, server) for phase in phases]
-    if start is not None and start.launcher is not None:
-        loads_ns = start.process.exec_ns or 0
-        return [
-            start.launcher.tgid if p.phase == "launch" and p.end_ns <= loads_ns else tgid
-            for p, tgid in zip(phases, holding, strict=True)
-        ]
-    return holding
+    launching = start.who_launches if start else lambda _phase: None
+    return [launching(phase) or busy.get(phase.phase, server) for phase in phases]
+
+
+def _who_makes_room(timeline: Timeline, served: Served, start: StartUp | None) -> int | None:
+    if start is None:
+        return None
+    if start.woken is not None:
+        room = start.woken.made_room
+        return worker_of(timeline, room.tgid) if room else None
+    old = evicted(timeline, served, start) if start.began else None
+    return old.tgid if old else None
 
 
 def partition(timeline: Timeline, served: Served, everyone: Sequence[Served]) -> tuple[Phase, ...]:
@@ -107,21 +112,23 @@ def _before_ready(
 ) -> None:
     """From the arrival to the moment the server is able to serve."""
     front = served.front
-    if start.began is not None and start.began.ns > front.start_ns:
+    if start.woken is not None and start.woken.calls[0].start_ns > front.start_ns:
+        _put_to_sleep(served, start.woken, everyone, cutter)
+    elif start.began is not None and start.began.ns > front.start_ns:
         _evict(timeline, served, start, everyone, cutter)
     elif _started_for_another(served, start, everyone):
         cutter.until("queue", start.ready or start.load_end)
         return
-    elif start.load_begin is not None and was_serving(
-        timeline, served, start.process, start.load_begin.ns
+    elif (
+        start.woken is None
+        and start.load_begin is not None
+        and was_serving(timeline, served, start.process, start.load_begin.ns)
     ):
         _make_room_inside(timeline, served, start.load_begin, everyone, cutter)
-    if _in_hand_before_load(timeline, served, start):
+    if start.woken is None and _in_hand_before_load(timeline, served, start):
         _running_until_load(timeline, served, start, everyone, cutter)
-    if start.launcher is not None and start.process.exec_ns is not None:
-        pid = start.process.tgid
-        started = Evidence("process", f"pid {pid}, which loads the weights, was executed", pid)
-        cutter.until("launch", Edge(start.process.exec_ns, OBSERVED, started))
+    for edge, _ in start.launching():
+        cutter.until("launch", edge)
     cutter.until("launch", start.load_begin, "" if start.began else INFERRED)
     cutter.until("load", start.load_end)
     cutter.until("init", start.ready)
@@ -160,6 +167,19 @@ def _evict(
     cutter.until("queue", blocked)
     cutter.until("queue", first, INFERRED)
     cutter.until("evict", start.began)
+
+
+def _put_to_sleep(served: Served, woken: Woken, everyone: Sequence[Served], cutter: Cutter) -> None:
+    """Another engine is put to sleep, if that is seen, up to the call that wakes this one."""
+    begin, *_ = woken.edges()
+    room = woken.made_room
+    cutter.until("queue", blocked_until(served, everyone, room.start_ns if room else begin.ns))
+    if room is not None:
+        told = Evidence("sockets", "another engine was told to sleep", room.tgid, "pid")
+        cutter.until("queue", Edge(room.start_ns, OBSERVED, told))
+        cutter.until("evict", begin)
+    at_once = begin.ns - cutter.at_ns <= _ACTS_WITHIN_NS
+    cutter.until("queue" if at_once else "unexplained", begin, INFERRED)
 
 
 def _make_room_inside(

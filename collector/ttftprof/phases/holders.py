@@ -79,7 +79,10 @@ def _same_set(one: FileFacts, biggest: FileFacts) -> bool:
 
 
 def _may_be_weights(file: FileFacts) -> bool:
-    return file.is_weights or (".so" not in file.path and file.size_bytes >= 8 << 20)
+    if file.is_weights:
+        return True
+    is_memory = file.path.startswith(("/dev/shm/", "/memfd:", "/dev/zero"))  # shared by processes
+    return not is_memory and ".so" not in file.path and file.size_bytes >= 8 << 20
 
 
 def files_used(timeline: Timeline, process: Process, start_ns: int, end_ns: int) -> list[FileFacts]:

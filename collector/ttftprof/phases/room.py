@@ -30,8 +30,7 @@ def evicted(timeline: Timeline, served: Served, start: StartUp) -> Process | Non
 
 def _is_runner_of(front: int, process: Process) -> bool:
     """A child of the front that was there before the request: what it held was freed unseen."""
-    parent = process.parent if process.parent is not None else process.facts.get("ppid")
-    return parent == front and process.fork_ns is None
+    return process.parent_pid == front and process.fork_ns is None
 
 
 def replaced(timeline: Timeline, process: Process) -> Process | None:

@@ -118,17 +118,23 @@ def _with_worker(
     return Served(front, back, alone=back is None and not _says_itself(front))
 
 
+def worker_of(timeline: Timeline, tgid: int) -> int:
+    """The process below one that has the weights, else that one itself."""
+    below = (c.tgid for c in _candidates(timeline) if tgid in ancestors(timeline, c))
+    return next(below, tgid)
+
+
 def ancestors(timeline: Timeline, process: Process) -> Iterator[int]:
     """The processes that a process descends from, nearest first, as far as they are known."""
     seen = {process.tgid}
     at: Process | None = process
     while at is not None:
-        parent = at.parent if at.parent is not None else at.facts.get("ppid")
-        if parent is None or int(parent) in seen:
+        parent = at.parent_pid
+        if parent is None or parent in seen:
             return
-        seen.add(int(parent))
-        yield int(parent)
-        at = timeline.process_at(int(parent), at.start_ns)
+        seen.add(parent)
+        yield parent
+        at = timeline.process_at(parent, at.start_ns)
 
 
 def _began_ns(timeline: Timeline, process: Process, until: int) -> tuple[int, int]:

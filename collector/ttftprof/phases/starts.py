@@ -26,7 +26,10 @@ class Started:
         """For each phase, the process whose threads hold it up."""
         new = self.start.process.tgid
         old = self.old.tgid if self.old else new
-        return [old if phase.phase == "evict" else new for phase in self.phases]
+        return [
+            old if phase.phase == "evict" else self.start.who_launches(phase) or new
+            for phase in self.phases
+        ]
 
 
 def starts_of(timeline: Timeline, everyone: Sequence[Served]) -> list[Started]:
@@ -104,6 +107,8 @@ def _cut(start: StartUp, begin_ns: int, before_ns: int, until_load: str) -> tupl
     end = start.ready or start.load_end
     cutter = Cutter(begin_ns, end.ns if end else before_ns)
     cutter.until("evict", start.began)
+    for edge, _ in start.launching():
+        cutter.until("launch", edge)
     cutter.until(until_load, start.load_begin)
     cutter.until("load", start.load_end)
     cutter.until("init", start.ready)

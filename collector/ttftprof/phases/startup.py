@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
 from ttftprof.activities import process_activities
 from ttftprof.events import Kind, MmapFlag, Records, duration_end
-from ttftprof.model import Evidence
+from ttftprof.model import Evidence, Phase
 from ttftprof.phases.edges import INFERRED, OBSERVED, Edge
-from ttftprof.phases.holders import files_used, on_files, weights_of
+from ttftprof.phases.holders import files_used, has_weights, on_files, weights_of
+from ttftprof.phases.naps import Woken, woken
 from ttftprof.phases.python_edges import began_to_run, load_ended
 from ttftprof.phases.served import Served, ancestors
 from ttftprof.timeline import FOREVER, Call, Exchange, FileFacts, Process, Timeline
@@ -25,7 +26,8 @@ WARM_UP_TOKENS = 2
 class StartUp:
     """How one process came to serve one model; None where nothing shows it.
 
-    `shards`: all files of the weights, the biggest (`weights`) first.
+    `shards`: all files of the weights, the biggest (`weights`) first. `beside`: other processes
+    of the same engine that load a part of them. `woken`: it was asleep, with its weights put away.
     """
 
     process: Process
@@ -34,11 +36,33 @@ class StartUp:
     load_end: Edge | None
     ready: Edge | None
     shards: tuple[FileFacts, ...] = ()
-    launcher: Process | None = None  # of the same engine, executed first to start the process
+    launchers: tuple[Process, ...] = ()  # of the same engine, each started to start the next
+    beside: tuple[Process, ...] = ()
+    woken: Woken | None = None
 
     @property
     def weights(self) -> FileFacts | None:
         return self.shards[0] if self.shards else None
+
+    def launching(self) -> list[tuple[Edge, int]]:
+        """Who holds a launch up until when: each launcher until the next process is started."""
+        chain = (*self.launchers, self.process)
+        return [
+            (Edge(after.runs_ns, OBSERVED, _was_started(after)), before.tgid)
+            for before, after in pairwise(chain)
+        ]
+
+    def who_launches(self, phase: Phase) -> int | None:
+        """The process that held up a part of a launch; None if that was the one with the weights,
+        or it is no launch."""
+        if phase.phase != "launch":
+            return None
+        return next((tgid for edge, tgid in self.launching() if phase.end_ns <= edge.ns), None)
+
+    @property
+    def members(self) -> set[int]:
+        """The processes that have the weights."""
+        return {self.process.tgid, *(other.tgid for other in self.beside)}
 
 
 def start_up(timeline: Timeline, served: Served) -> StartUp | None:
@@ -52,7 +76,50 @@ def start_up(timeline: Timeline, served: Served) -> StartUp | None:
     if in_hand_ns is not None:
         return start_up_of(timeline, process, served.last_ns, in_hand_ns, front)
     begins_ns = _work_begins(timeline, served, process)
-    return start_up_of(timeline, process, begins_ns, front=front)
+    start = start_up_of(timeline, process, begins_ns, front=front)
+    nap = woken(timeline, served)
+    if nap is not None:
+        begin, loaded, ready = nap.edges()
+        return StartUp(process, None, begin, loaded, ready, start.shards, woken=nap)
+    beside = _beside(timeline, process) if served.worker is not None else ()
+    return _all_of(start, [start_up_of(timeline, p, begins_ns, front=front) for p in beside])
+
+
+def _beside(timeline: Timeline, process: Process) -> tuple[Process, ...]:
+    """Its sisters with weights: an engine's workers, each with a part of the model."""
+    engine, parent = timeline.engine_of(process.tgid), process.parent_pid
+    if engine is None or parent is None:
+        return ()
+    return tuple(
+        life
+        for lives in timeline.processes.values()
+        for life in lives
+        if life is not process
+        and life.parent_pid == parent
+        and life.start_ns < process.gone_ns
+        and life.gone_ns > process.start_ns
+        and timeline.engine_of(life.tgid) is engine
+        and has_weights(timeline, life)
+    )
+
+
+def _all_of(start: StartUp, others: Sequence[StartUp]) -> StartUp:
+    """One start of all workers: the load begins with the first and ends with the last, whose start
+    is the one that was waited for."""
+    loaded = [s for s in (start, *others) if s.load_begin is not None]
+    if len(loaded) < 2:
+        return start
+    last = max(loaded, key=lambda s: s.load_end.ns if s.load_end else FOREVER)
+    begins = [s.load_begin for s in loaded if s.load_begin is not None]
+    shards = {file.key: file for s in loaded for file in s.shards}
+    ends = [s.ready for s in loaded if s.ready is not None]
+    return replace(
+        last,
+        load_begin=min(begins, key=lambda edge: edge.ns),
+        ready=max(ends, key=lambda edge: edge.ns, default=None),
+        shards=tuple(sorted(shards.values(), key=lambda f: -f.size_bytes)),
+        beside=tuple(s.process for s in loaded if s is not last),
+    )
 
 
 def start_up_of(
@@ -72,8 +139,8 @@ def start_up_of(
     load_begin, load_end = _load_edges(timeline, process, load, shards, before_ns)
     if in_hand_ns is not None and load_begin is not None:
         load_end = load_ended(timeline, process, load_begin.ns, before_ns) or load_end
-    launcher = _launcher(timeline, process, front)
-    first = launcher or process
+    launchers = _launchers(timeline, process, front)
+    first = launchers[0] if launchers else process
     began = None
     if first.execs:
         began = Edge(
@@ -84,7 +151,7 @@ def start_up_of(
     ready = _ready(timeline, process, load_end or load_begin or began, before_ns)
     if in_hand_ns is not None and load_end is not None:
         ready = began_to_run(timeline, process, load_end.ns, before_ns) or ready
-    return StartUp(process, began, load_begin, load_end, ready, shards, launcher)
+    return StartUp(process, began, load_begin, load_end, ready, shards, launchers)
 
 
 def _launched_ns(timeline: Timeline, process: Process) -> int:
@@ -100,18 +167,24 @@ def _launched_ns(timeline: Timeline, process: Process) -> int:
     return at
 
 
-def _launcher(timeline: Timeline, process: Process, front: int | None) -> Process | None:
-    """The first process of an engine that starts others of its own to hold the weights (an API
-    server, its engine core, its workers), if it was executed while recording."""
-    found, engine = None, timeline.engine_of(process.tgid)
+def _was_started(process: Process) -> Evidence:
+    return Evidence("process", f"pid {process.tgid} was started", process.tgid, "pid")
+
+
+def _launchers(timeline: Timeline, process: Process, front: int | None) -> tuple[Process, ...]:
+    """The processes of an engine that start others of its own to hold the weights (an API server,
+    its engine core), from the first that was executed while recording."""
+    found: list[Process] = []
+    known, engine = 0, timeline.engine_of(process.tgid)
     for tgid in ancestors(timeline, process):
         parent = timeline.process_at(tgid, process.start_ns)
-        if parent is None or not parent.execs or tgid == front:
+        if parent is None or tgid == front or not (parent.execs or parent.is_worker):
             break
         if engine is None or timeline.engine_of(tgid) is not engine:
             break
-        found = parent
-    return found
+        found.append(parent)
+        known = len(found) if parent.execs else known
+    return tuple(reversed(found[:known]))
 
 
 def _weights_taken_up_in_hand(timeline: Timeline, served: Served, process: Process) -> int | None:

@@ -29,6 +29,8 @@ _STREAM_PIECE = re.compile(rb'(?:[0-9a-fA-F]{1,8}\r\n)?(?:data: ?[{\[]|event: |\
 _AUTHORITY = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^/?#]*")
 _UNSAFE = re.compile(r"[^A-Za-z0-9/_.:@~*+-]")
 MAX_ENDPOINT_CHARS = 64
+# The one query that is kept: how deep vLLM is put to sleep.
+_SLEEP_LEVEL = re.compile(r"/sleep\?(?:[^#]*&)?level=([0-9])(?:[&#]|$)")
 _KEPT_HEADERS = {
     b"content-length", b"transfer-encoding", b"content-type", b"content-encoding",
 }  # fmt: skip
@@ -150,6 +152,8 @@ def _endpoint(method: bytes, target: bytes) -> str:
     text = _AUTHORITY.sub("", target.decode("latin-1"), count=1)
     path = text.split("?", 1)[0].split("#", 1)[0] or "/"
     path = _UNSAFE.sub("_", path)
+    if level := _SLEEP_LEVEL.match(text):
+        return f"{path}?level={level[1]}"
     # The end says what is asked for; before it may stand a deployment's name.
     return path if len(path) <= MAX_ENDPOINT_CHARS else f"...{path[3 - MAX_ENDPOINT_CHARS :]}"
 
