@@ -10,7 +10,7 @@ import pytest
 
 from lab.llama_server import BINARY
 from lab.make_model import make_model
-from lab.python_servers import TRANSFORMERS
+from lab.python_servers import TRANSFORMERS, VLLM
 
 VM_RESULTS = Path(os.environ.get("TTFTPROF_VM_RESULTS", "nowhere"))
 REQUIRED = os.environ.get("TTFTPROF_REQUIRE_KERNEL") == "1"
@@ -47,6 +47,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         unsupported("nothing was recorded in the VM: run scripts/vm-test")
     if item.get_closest_marker("transformers") and not TRANSFORMERS.exists():
         unsupported("no transformers serve: run scripts/engine --transformers")
+    if item.get_closest_marker("vllm") and not VLLM.exists():
+        unsupported("no vLLM: run scripts/engine --vllm")
 
 
 @pytest.fixture(scope="session")

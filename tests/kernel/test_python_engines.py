@@ -1,4 +1,4 @@
-"""Real engines that are Python processes: xllamacpp (llama.cpp) and `transformers serve`."""
+"""Real engines that are Python processes: xllamacpp (llama.cpp), `transformers serve`, vLLM."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ import pytest
 from kernel.support import recording
 from lab.llama_server import Reply, free_port
 from lab.page_cache import drop_cache
-from lab.python_servers import TRANSFORMERS, Switched, TransformersServer, XllamacppServer
+from lab.python_servers import (
+    TRANSFORMERS,
+    VLLM,
+    VLLM_ENVIRONMENT,
+    Switched,
+    TransformersServer,
+    VllmServer,
+    XllamacppServer,
+)
 from ttftprof.model import FileUse, Phase, Report, Request
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]
@@ -222,3 +230,44 @@ def test_transformers_starts(tmp_path: Path) -> None:
     modules = {module for fact in facts for module, _, _ in fact["frames"]}
     assert any(module.startswith("torch/") for module in modules)
     assert any(module.startswith("transformers/") for module in modules)
+
+
+# -- vLLM -----------------------------------------------------------------------------------------
+
+VLLM_STARTS_WITHIN_S = 500.0  # three processes import one after another
+
+
+@pytest.mark.vllm
+@pytest.mark.long
+def test_vllm_starts_and_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """API server, engine core and worker: each holds up the launch in its time."""
+    model, port = tmp_path / "model", free_port()
+    script = Path(__file__).parents[1] / "lab/make_transformers_model.py"
+    subprocess.run([str(VLLM), str(script), str(model), "6", "1"], check=True)
+    server = VllmServer([], port=port)
+    for name, value in VLLM_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    with recording(tmp_path / "vllm.ttft", "--", *server.command(model)) as seen:
+        server.process = seen.process  # type: ignore[assignment]
+        server.wait_ready(VLLM_STARTS_WITHIN_S)
+        replies = [server.chat(str(model), f"{PROMPT} {number}") for number in range(3)]
+        time.sleep(0.3)
+    report = seen.report()
+    assert not report.lost
+    (start,) = report.starts
+    assert {start.engine, *(r.engine for r in report.requests)} == {"vllm"}
+    assert (start.model, start.outcome) == ("model.safetensors", "ok")
+    assert set(start.phase_totals()) == {"launch", "load", "init"}
+    assert [p.phase for p in start.phases].count("launch") == 3
+    check_exact(start)
+    assert start.verdict.cause == "launch"
+    assert "importing Python modules (" in start.verdict.explanation
+    activities = start.phase_activity()["launch"]
+    assert activities.get("idle", 0) < 0.2 * sum(activities.values())
+    for request in answered(report):
+        check_exact(request)
+        assert set(request.phase_totals()) == {"prefill"}
+    assert min(client_errors_ns(report, replies)) <= CLIENT_ERROR_NS
+    with seen.reader() as reader:  # asked of its own metrics while a client waited
+        assert all(fact["waiting"] == 0 for _, fact in reader.facts("engine_load"))
+        assert any(reader.facts("engine_load"))

@@ -1,7 +1,7 @@
-"""Real servers of other kinds, each a Python process: xllamacpp, and `transformers serve`.
+"""Real servers of other kinds, in Python: xllamacpp, `transformers serve`, and vLLM.
 
 They speak llama-server's HTTP, so they are started, asked and stopped as it is. `scripts/engine`
-installs the first, `scripts/engine --transformers` the second.
+installs the first, `scripts/engine --transformers` the second, `scripts/engine --vllm` the third.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from lab.llama_server import READY_TIMEOUT_S, ROOT, LlamaServer, ServerFailed
 
 XLLAMACPP = ROOT / ".engine/xllamacpp"
 TRANSFORMERS = ROOT / ".engine/transformers/bin/transformers"
+VLLM = ROOT / ".engine/vllm/bin/python"
 
 
 @dataclass(frozen=True)
@@ -94,4 +95,26 @@ class TransformersServer(LlamaServer):
 
     def own_fields(self, cache_prompt: bool) -> dict[str, Any]:
         """None: it keeps no prompt from one request to the next."""
+        return {}
+
+
+# vLLM on a CPU: a small KV cache, two threads; it asks nobody outside.
+VLLM_ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "OMP_NUM_THREADS": "2",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+@dataclass
+class VllmServer(LlamaServer):
+    """vLLM's OpenAI server, as whoever records it has started it."""
+
+    def command(self, model: Path) -> list[str]:
+        server = [str(VLLM), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+        bounds = ["--enforce-eager", "--max-model-len", "2048", "--max-num-seqs", "4"]
+        return [*server, "--host", self.host, "--port", str(self.port), *bounds]
+
+    def own_fields(self, cache_prompt: bool) -> dict[str, Any]:
         return {}

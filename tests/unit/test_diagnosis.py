@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -561,6 +562,13 @@ def test_every_rule_speaks_in_some_case() -> None:
         blamed = Blamed(told, case.cause, activity)
         silent -= {row.name for row in RULES if row.look(blamed) is not None}
     assert silent == set()
+
+
+def test_the_table_of_verdicts_has_every_rule_on_phases() -> None:
+    table = (Path(__file__).parents[2] / "docs/VERDICTS.md").read_text()
+    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")]
+    for row in (*LEADING_RULES, *PHASE_RULES, *PYTHON_RULES):
+        assert any(cells[1] == row.name for cells in rows), row.name
 
 
 def test_every_rule_has_a_name_of_its_own_and_somebody_to_ask_it() -> None:

@@ -40,6 +40,7 @@ Drive = Literal[
     "left",  # for b, after somebody who asked for b has hung up
     "crashed",  # for b, which had been there until it crashed
     "expired",  # for b, which had been there until nobody had used it for a while
+    "back",  # for b, which had answered the same before a was asked for
 ]
 
 SHORT_TOKENS = 34
@@ -80,6 +81,7 @@ class Scenario:
     unix_backend: bool = False
     wrapper_ns: int = 0
     shards: int = 1
+    same_weights: bool = False  # b is a with other settings
     ahead_tokens: int = 1300  # of the answer that is under way when the measured request comes
 
     @property
@@ -393,6 +395,23 @@ _ALL = [
         markers=False,
     ),
     Scenario(
+        "ollama_other_context",
+        "Ollama: the same model with another context size is the same file loaded anew",
+        "launch",
+        style="ollama",
+        path="/api/chat",
+        b=replace(_B, launch_ns=500 * MS, load_mode="read", context_tokens=8192),
+        same_weights=True,
+    ),
+    Scenario(
+        "back_with_a_long_prompt",
+        "back to a model that had processed this very prompt before it was evicted",
+        "prefill",
+        drive="back",
+        prompt_tokens=700,
+        weights_b_bytes=_TINY_B_BYTES,
+    ),
+    Scenario(
         "vllm_two_workers",
         "llama-swap to vLLM with tensor parallelism: each of two workers loads its shards",
         "load",
@@ -500,7 +519,9 @@ def _prepare_files(scenario: Scenario, workdir: Path, port: int) -> tuple[Server
     run_dir = workdir / f"{scenario.name}.{time.monotonic_ns()}"
     run_dir.mkdir(parents=True)
     a, *_ = _weights(scenario, workdir, "a", WEIGHTS_A_BYTES)
-    b, *shards = _weights(scenario, workdir, "b", scenario.weights_b_bytes)
+    b, *shards = (
+        [a] if scenario.same_weights else _weights(scenario, workdir, "b", scenario.weights_b_bytes)
+    )
     library = build_library(workdir / "build", markers=scenario.markers)
     config = ServerConfig(
         models={
@@ -573,6 +594,9 @@ def _drive(scenario: Scenario, config: ServerConfig, server: Server) -> list[Cli
             raise WorkloadError("the one who was to leave got an answer")
     elif scenario.drive == "restart":
         server.restart("b")
+    elif scenario.drive == "back":
+        for model in "ba":
+            _ask(server, model, f"before-{model}", prompt_tokens=scenario.prompt_tokens)
     elif scenario.drive == "crashed":
         os.kill(_runner_pid(config), signal.SIGSEGV)
         _await_end(_runner_pid(config))
