@@ -4,8 +4,7 @@
 
 FOLDER gets a `site-packages` with small packages of real names, each of which spins or reads. A
 request to `/v1/chat/completions` is answered with one streamed word after all stages; the stages'
-begins (CLOCK_MONOTONIC) and the processor time of the last are in the line it then writes to
-FOLDER/stages. Everything private that could leak (a prompt, locals, a folder's and a thread's name,
+begins (CLOCK_MONOTONIC) are in the line it then writes to FOLDER/stages. Everything private that could leak (a prompt, locals, a folder's and a thread's name,
 a function and a file named by text) holds the word CANARY.
 """
 
@@ -62,8 +61,8 @@ def write_packages(folder: Path) -> None:
     sys.path.insert(0, str(site))
 
 
-def stages(prompt: str, weights: Path) -> dict[str, float]:
-    """What a request goes through; when each stage began, and the processor time of the last."""
+def stages(prompt: str, weights: Path) -> dict[str, int]:
+    """What a request goes through; when each stage began."""
     sys.modules.pop("torch", None)
     began = {"imports": time.monotonic_ns()}
     importlib.import_module("torch")
@@ -75,9 +74,8 @@ def stages(prompt: str, weights: Path) -> dict[str, float]:
     loader.load_file(weights, prompt)
     model: Any = importlib.import_module("transformers.generation.utils")
     began["generate"] = time.monotonic_ns()
-    before = time.thread_time_ns()
     model.generate(ROUNDS, prompt)
-    return {**began, "end": time.monotonic_ns(), "generate_cpu_ns": time.thread_time_ns() - before}
+    return {**began, "end": time.monotonic_ns()}
 
 
 def disguised(name: str, path: str) -> Any:
