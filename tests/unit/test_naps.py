@@ -132,6 +132,18 @@ def test_the_load_ends_with_the_last_worker() -> None:
     assert len([f for f in request.files if f.is_weights]) == 2
 
 
+def test_a_server_that_listens_before_its_warm_up_is_able_after_it() -> None:
+    """SGLang's HTTP server writes that it is up, then asks itself, then says that it is ready."""
+    scene = Scene().process(FRONT, "front", engine="llama-swap").file(B_GGUF, "/hub/b.safetensors")
+    scene.forked(NEW, 102, parent=FRONT).executed(NEW, 102, argv=["sglang"], engine="sglang")
+    scene.forked(CORE, 200, parent=NEW).executed(CORE, 200, "python3", argv=SPAWNED, ppid=NEW)
+    scene.opened(CORE, B_GGUF, 249).has_read(CORE, B_GGUF, 250, 300, 100 * MIB)
+    scene.log(CORE, "load_end", 300).log(NEW, "serving", 400).log(NEW, "model_loaded", 560)
+    scene.connected(FRONT, 571, local=40_001, remote=9_001).request(FRONT, 100, token=716)
+    request = scene.request(NEW, 572, token=715, ports=(9_001, 40_001)).only_request()
+    assert ("init", 300, 560, O) in parts(request.phases)
+
+
 def test_a_worker_is_of_its_programs_engine() -> None:
     timeline = engine_of_four().timeline()
     found = [timeline.engine_of(pid) for pid in (CORE, WORKER, FRONT)]

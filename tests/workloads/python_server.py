@@ -4,8 +4,9 @@
 
 FOLDER gets a `site-packages` with small packages of real names, each of which spins or reads. A
 request to `/v1/chat/completions` is answered with one streamed word after all stages; the stages'
-begins (CLOCK_MONOTONIC) are in the line it then writes to FOLDER/stages. Everything private that could leak (a prompt, locals, a folder's and a thread's name,
-a function and a file named by text) holds the word CANARY.
+begins (CLOCK_MONOTONIC) are in the line it then writes to FOLDER/stages. Everything private that
+could leak (a prompt, locals, a folder's and a thread's name, a function and a file named by text)
+holds the word CANARY.
 """
 
 from __future__ import annotations

@@ -404,10 +404,13 @@ def _said_ready(timeline: Timeline, process: Process, after_ns: int, before_ns: 
 
 
 def _who_may_say_it(timeline: Timeline, process: Process) -> Iterator[tuple[int, str]]:
+    """In order: of one engine, whose server may listen before it is able, first what that says."""
     yield process.tgid, "model_loaded"
+    parents, engine = list(ancestors(timeline, process)), timeline.engine_of(process.tgid)
+    if engine is not None:
+        yield from ((p, "model_loaded") for p in parents if timeline.engine_of(p) is engine)
     yield process.tgid, "serving"
-    for parent in ancestors(timeline, process):
-        yield parent, "serving"
+    yield from ((parent, "serving") for parent in parents)
 
 
 def _last_empty_run(
