@@ -173,8 +173,9 @@ def _rival(timeline: Timeline, tgid: int, window: tuple[int, int]) -> str:
     if other is None or ran[other] < (window[1] - window[0]) * CROWDED:
         return ""
     life = timeline.process_at(other, window[0])
-    name = life.facts.get("comm") if life else None
-    return f"{name or 'a process'} (pid {other})"
+    name = life.facts.get("comm") if life else None  # not known of a worker that was forked
+    engine = timeline.engine_of(other)
+    return f"{name or (engine.title if engine else 'a process')} (pid {other})"
 
 
 # -- the front ------------------------------------------------------------------------------------
