@@ -83,7 +83,7 @@ def _overhead(timeline: Timeline) -> Overhead:
     probes = tuple(
         ProbeCost(name, int(runs), ns / runs) for name, (runs, ns) in sorted(costs.items()) if runs
     )
-    return Overhead(own.get("cpu_ns"), own.get("max_rss_bytes"), probes)
+    return Overhead(own.get("cpu_ns"), own.get("max_rss_bytes"), probes, tuple(timeline.reliefs))
 
 
 # -- requests -------------------------------------------------------------------------------------

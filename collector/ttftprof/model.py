@@ -504,10 +504,24 @@ class ProbeCost:
 
 
 @dataclass(frozen=True, slots=True)
+class Relief:
+    """Recording cost `share` of the machine, more than its `budget`: `what` was done `how` from
+    `ns` on, and `lost` is what that costs."""
+
+    ns: int
+    what: str
+    how: str
+    lost: str
+    share: float
+    budget: float
+
+
+@dataclass(frozen=True, slots=True)
 class Overhead:
     cpu_ns: int | None
     max_rss_bytes: int | None
     probes: tuple[ProbeCost, ...] = ()
+    reliefs: tuple[Relief, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

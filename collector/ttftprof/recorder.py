@@ -41,8 +41,9 @@ from ttftprof.events import (
     TextKind,
     dev_numbers,
 )
+from ttftprof.governor import BUDGET, PYTHON, RECORDER, SLOWER, TICK_HZ, Decision, Governor
 from ttftprof.kernel.session import ProbeSession, Settings
-from ttftprof.kernel.statistics import Windows
+from ttftprof.kernel.statistics import ALL_OF_WINDOWS, Windows
 from ttftprof.recording import Sink, Source
 from ttftprof.sources.gpu import Gpus
 from ttftprof.sources.libraries import LibraryMarks
@@ -141,6 +142,7 @@ class Recorder:
         say: Callable[[str], None] = lambda _: None,
         gpu_launches: bool = False,
         python: PythonStacks | None = None,
+        budget: float | None = BUDGET,
     ) -> None:
         self.writer = writer
         self.target = target
@@ -178,6 +180,8 @@ class Recorder:
         self._wake_r.setblocking(False)
         self._wake_w.setblocking(False)
         self._windows: Windows | None = None
+        self._governor = Governor(budget, os.cpu_count() or 1)
+        self._pace = 1  # how many times as long it waits between two looks
         self._next_own_ns = 0
         self._told: tuple[list[Source], dict[str, int]] = [], {}
         self._unanswered: Records = np.empty(0, EVENT)
@@ -309,7 +313,7 @@ class Recorder:
             due = max(min(due, now) + interval, now)  # what ends a sleep early delays no look
             self._wait_until(due)
             seen = self._cycle()
-            interval = seen if seen else min(interval * 2, IDLE_NS)
+            interval = min(seen * self._pace or interval * 2, IDLE_NS)
             self._show(self.progress)
 
     def _wait_until(self, due_ns: int) -> None:
@@ -678,6 +682,10 @@ class Recorder:
             self._keep_states()
             self._forget_the_dead()
             self._tell_survivors(ns)
+            if self._governor.is_due(ns):
+                decision = self._governor.look(ns, self._spent())
+                if decision is not None:
+                    self._relieve(ns, decision)
 
     def _own_cost(self) -> dict[str, int]:
         """CPU time while recording, py-spy's with it, and before (start, imports, loading); peak
@@ -687,6 +695,28 @@ class Recorder:
             "arming_cpu_ns": self._armed_cpu_ns,
             "max_rss_bytes": own_peak_bytes(),
         }
+
+    def _spent(self) -> dict[str, int]:
+        """{what: ns of processor time so far}, of kernel programs what their windows stand for."""
+        kernel = self.session.program_counts()
+        return {
+            RECORDER: time.process_time_ns(),
+            PYTHON: self._python.cpu_ns,
+            **{name: round(counts.run_ns * ALL_OF_WINDOWS) for name, counts in kernel.items()},
+        }
+
+    def _relieve(self, ns: int, decision: Decision) -> None:
+        relief, reason = decision.relief, decision.reason()
+        if RECORDER in relief.costs:
+            self._pace = SLOWER
+        elif PYTHON in relief.costs:
+            self._python.drop(reason)
+        elif relief.source == "cpu":
+            self.session.slow_ticks(TICK_HZ, reason, relief.lost)
+        else:
+            self.session.drop(relief.costs, reason)
+        self.writer.add_fact("governor", ns, decision.as_fact())
+        self._say(f"{relief.name}: {reason}; --overhead-budget off leaves it be")
 
     def _forget_the_dead(self) -> None:
         """A member whose exit was lost, or came before we looked, must not be waited for."""

@@ -29,6 +29,7 @@ from ttftprof.engines.markers import SYMBOL_MARKS
 from ttftprof.errors import RecordingError
 from ttftprof.events import Kind, Records, Wait
 from ttftprof.gpu_facts import GpuFacts
+from ttftprof.model import Relief
 from ttftprof.python_facts import PythonFacts
 from ttftprof.recording import Facts, Source
 from ttftprof.sources.http import BEGAN_BEFORE
@@ -249,6 +250,7 @@ class Timeline:
     counts_refaults: bool  # whether the recorder that wrote it counted what left the cache and why
     memory: Sequence[Mapping[str, Any]]  # limits of control groups, as recorded
     python: PythonFacts
+    reliefs: Sequence[Relief] = ()
     _calls_of: dict[tuple[int, str | None], list[Call]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -378,6 +380,7 @@ def _build(reader: Facts) -> Timeline:
         memory=tuple(fact for _, fact in reader.facts("memory")),
         gpu=gpu_facts.read(reader, by_kind),
         python=python_facts.read(reader),
+        reliefs=tuple(_reliefs(reader)),
     )
 
 
@@ -685,6 +688,12 @@ def _marks(reader: Facts) -> Iterator[Mark]:
     for ns, fact in reader.facts("mark"):
         values = {k: v for k, v in fact.items() if k not in ("name", "tgid", "tid")}
         yield Mark(str(fact.get("name")), ns, int(fact.get("tgid", 0)), values)
+
+
+def _reliefs(reader: Facts) -> Iterator[Relief]:
+    for ns, fact in reader.facts("governor"):
+        words = {name: str(fact[name]) for name in ("what", "how", "lost")}
+        yield Relief(ns=ns, share=float(fact["share"]), budget=float(fact["budget"]), **words)
 
 
 def _engine_loads(reader: Facts, marks: Sequence[Mark]) -> Iterator[EngineLoad]:

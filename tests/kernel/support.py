@@ -46,11 +46,14 @@ class Recording:
 
 
 def start_recording(path: Path, *arguments: str) -> Recording:
-    """`ttftprof record ARGUMENTS -o PATH`, armed when this returns."""
+    """`ttftprof record ARGUMENTS -o PATH`, armed when this returns; every probe at any cost, or
+    what a slow machine's budget leaves out would be missing."""
     ready = path.with_suffix(".ready")
     ready.unlink(missing_ok=True)
     command = [sys.executable, "-m", "ttftprof", "record", *arguments]
     options = ["-o", str(path), "--ready-file", str(ready), "--force"]
+    if "--overhead-budget" not in arguments:
+        options += ["--overhead-budget", "off"]
     separator = command.index("--") if "--" in command else len(command)
     began = time.monotonic()
     process = subprocess.Popen(

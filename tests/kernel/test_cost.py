@@ -70,6 +70,50 @@ def cpu_s(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
+_FAULTS = """
+import mmap, sys, time
+file = open(sys.argv[1], "rb")
+sys.stdin.readline()
+until = time.monotonic() + 9.5
+while time.monotonic() < until:
+    with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        for at in range(0, len(mapped), 4096):
+            mapped[at]
+print("done", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_over_its_budget_a_recording_drops_what_it_can_and_says_so_first(
+    model: Path, tmp_path: Path
+) -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-c", _FAULTS, str(model)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert program.stdin
+    assert program.stdout
+    try:
+        budget = ("--overhead-budget", "0.001")
+        with recording(tmp_path / "over.ttft", "--pid", str(program.pid), *budget) as seen:
+            program.stdin.write("go\n")
+            program.stdin.flush()
+            assert program.stdout.readline() == "done\n"
+    finally:
+        program.kill()
+        program.communicate()
+    report = seen.report()
+    (first, *_) = report.overhead.reliefs
+    assert first.share > first.budget == pytest.approx(1e-5)
+    assert "--overhead-budget off" in seen.output
+    shown = subprocess.run(
+        [sys.executable, "-m", "ttftprof", "report", str(seen.path)],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert shown.startswith("! recording took ")
+    assert first.what in " ".join(shown.split())
+
+
 _STORM = """
 import os, sys, threading
 sys.stdin.readline()

@@ -1,149 +1,153 @@
-"""What recording costs: the same work with and without a recorder, paired in one run.
+"""What recording costs, beside what people would use instead: paired runs in one session.
 
-    scripts/bench [--pairs N] [--json FILE]
-    scripts/bench report [--json FILE]         what analysis costs instead: see `bench_report`
+    scripts/bench [--pairs N] [--json FILE] [--tool NAME]... [WORKLOAD...]
+    scripts/bench report | drain | python      what analysis, draining and Python stacks cost
+    scripts/bench table FILE                   docs/COST.md's tables from kept figures
 
-The machine is shared and noisy, so nothing here is an absolute time: each pair runs bare and
-under `ttftprof record` right after one another, in turn first and second, and what is shown is the
-median ratio with its quartiles. Each workload is in `storms.c`.
+The machine is shared and noisy, so nothing here is an absolute time: each pair runs bare and under
+a tool right after one another, in turn first and second; tools follow one another within each round
+in a shuffled order. Shown are medians of the pairs' ratios with their quartiles. The workloads are
+in `bench_workloads`, the tools in `bench_tools`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from kernel.support import recording
-from lab import bench_report
-from workloads.cache import make_model, warm_cache
+from lab import bench_drain, bench_python, bench_report, bench_table
+from lab.bench_tools import TOOLS, Cost, Tool, attached, missing
+from lab.bench_workloads import TITLES, Running, started
 
-SOURCE = Path(__file__).parent / "storms.c"
-WORKLOADS = ("fault_storm", "map_load", "read_load", "switch_storm", "fork_storm", "stream")
-FILE_BYTES = 128 << 20
-RUNS = 3  # of a workload each side of a pair; the fastest counts
+RUNS = 3  # of a storm each side of a pair; the fastest counts
+SEED = 8
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One workload: ratio of recorded to bare time over the pairs, and what the recorder took."""
+    """One tool on one workload: ratio of watched to bare time over the pairs, and what it took.
+
+    `cpu_share`: of one core while the workload ran; `refused`: why it has no figures.
+    """
 
     workload: str
-    ratio: float
-    ratio_quartiles: tuple[float, float]
-    bare_ms: float
-    lost: int
-    recorder_cpu_ms: float
-    recorder_rss_mb: float
-    recording_kb: float
+    tool: str
+    pairs: int = 0
+    bare_ms: float = 0.0
+    ratio: float = 0.0
+    ratio_quartiles: tuple[float, float] = (0.0, 0.0)
+    armed_s: float = 0.0
+    cpu_share: float = 0.0
+    peak_mb: float = 0.0
+    file_kb: float = 0.0
+    lost: int = 0
+    refused: str = ""
 
 
-@contextmanager
-def storms(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    program, model = folder / "storms", make_model(folder / "bench.weights", FILE_BYTES)
-    subprocess.run(["gcc", "-O2", "-Wall", "-pthread", "-o", str(program), str(SOURCE)], check=True)
-    warm_cache(model)
-    process = subprocess.Popen(
-        [str(program), str(model)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+def best(running: Running, runs: int) -> int:
+    return min(running.run() for _ in range(runs))
 
 
-def run_once(process: subprocess.Popen[str], workload: str) -> int:
-    """Nanoseconds one run took, by the program's own clock."""
-    assert process.stdin
-    assert process.stdout
-    process.stdin.write(workload + "\n")
-    process.stdin.flush()
-    return int(process.stdout.readline())
+def pair(
+    running: Running, tool: Tool, runs: int, folder: Path, bare_first: bool
+) -> tuple[int, int, Cost]:
+    """(ns bare, ns watched, what the tool took)."""
+    bare = best(running, runs) if bare_first else 0
+    with attached(tool, running.pid, folder) as cost:
+        watched = best(running, runs)
+    return bare or best(running, runs), watched, cost
 
 
-def best(process: subprocess.Popen[str], workload: str) -> int:
-    return min(run_once(process, workload) for _ in range(RUNS))
+def measure(workload: str, tools: Sequence[Tool], pairs: int, folder: Path) -> list[Measured]:
+    """Every tool on one workload, interleaved."""
+    runs = 1 if workload == "switch" else RUNS
+    order, found = random.Random(SEED), {tool.name: list[tuple[int, int, Cost]]() for tool in tools}
+    refused = {tool.name: f"{tool.needs} is not here" for tool in tools if missing(tool)}
+    with started(workload, folder) as running:
+        best(running, runs)
+        for number in range(pairs):
+            for tool in order.sample(tools, len(tools)):
+                if tool.name not in refused:
+                    try:
+                        done = pair(running, tool, runs, folder, bare_first=number % 2 == 0)
+                        found[tool.name].append(done)
+                    except (RuntimeError, OSError) as error:
+                        refused[tool.name] = str(error).strip().splitlines()[-1]
+    return [
+        summed(workload, tool.name, found[tool.name])
+        if found[tool.name]
+        else Measured(workload, tool.name, refused=refused.get(tool.name, "no run"))
+        for tool in tools
+    ]
 
 
-def measure(process: subprocess.Popen[str], workload: str, pairs: int, folder: Path) -> Measured:
-    ratios, bare_times = [], []
-    lost, cpu_ns, rss_bytes, size = 0, 0, 0, 0
-    for pair in range(pairs):
-        bare_first = best(process, workload) if pair % 2 == 0 else 0
-        path = folder / f"{workload}.ttft"
-        with recording(path, "--pid", str(process.pid)) as seen:
-            recorded = best(process, workload)
-        bare = bare_first or best(process, workload)
-        report = seen.report()
-        ratios.append(recorded / bare)
-        bare_times.append(bare)
-        lost += sum(report.lost.values())
-        cpu_ns = report.overhead.cpu_ns or 0
-        rss_bytes = report.overhead.max_rss_bytes or 0
-        size = path.stat().st_size
-    low, _, high = statistics.quantiles(ratios, n=4)
+def summed(workload: str, tool: str, done: Sequence[tuple[int, int, Cost]]) -> Measured:
+    ratios = [watched / bare for bare, watched, _ in done]
+    low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    costs = [cost for *_, cost in done]
     return Measured(
         workload=workload,
+        tool=tool,
+        pairs=len(done),
+        bare_ms=statistics.median(bare for bare, *_ in done) / 1e6,
         ratio=statistics.median(ratios),
         ratio_quartiles=(low, high),
-        bare_ms=statistics.median(bare_times) / 1e6,
-        lost=lost,
-        recorder_cpu_ms=cpu_ns / 1e6,
-        recorder_rss_mb=rss_bytes / 1e6,
-        recording_kb=size / 1e3,
+        armed_s=statistics.median(cost.armed_s for cost in costs),
+        cpu_share=statistics.median(cost.cpu_s / max(cost.wall_s, 1e-9) for cost in costs),
+        peak_mb=max(cost.peak_bytes for cost in costs) / 1e6,
+        file_kb=statistics.median(cost.file_bytes for cost in costs) / 1e3,
+        lost=sum(cost.lost for cost in costs),
     )
-
-
-def table(rows: list[Measured]) -> str:
-    lines = [
-        "workload      recorded / bare    (quartiles)     bare ms   lost   recorder MB   file KB",
-    ]
-    for row in rows:
-        low, high = row.ratio_quartiles
-        lines.append(
-            f"{row.workload:12} {row.ratio:12.3f}      ({low:.3f} to {high:.3f}) "
-            f"{row.bare_ms:9.1f} {row.lost:6d} {row.recorder_rss_mb:12.1f} {row.recording_kb:9.0f}"
-        )
-    return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=7, help="paired runs of each workload")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    parser.add_argument("workloads", nargs="*", default=WORKLOADS, metavar="WORKLOAD")
+    parser.add_argument(
+        "--pairs", type=int, default=7, help="paired runs of each tool and workload"
+    )
+    parser.add_argument("--json", type=Path, help="keep the figures here, beside those it holds")
+    parser.add_argument("--tool", action="append", help="only this one; may be repeated")
+    parser.add_argument("what", nargs="*", default=[*TITLES], metavar="WORKLOAD")
     options = parser.parse_args()
-    if list(options.workloads) == ["report"]:
-        costs = on_recordings()
-        _write_json(options.json, costs)
+    if options.what[0] == "table":
+        bench_table.write(json.loads(Path(options.what[1]).read_text()))
         return
-    rows = []
-    with tempfile.TemporaryDirectory() as name, storms(Path(name)) as process:
-        for workload in options.workloads:
-            print(f"[bench] {workload}", file=sys.stderr)
-            rows.append(measure(process, workload, max(options.pairs, 2), Path(name)))
-    print(table(rows))
-    _write_json(options.json, rows)
-
-
-def on_recordings() -> list[bench_report.Cost]:
     with tempfile.TemporaryDirectory() as name:
-        costs = bench_report.measure(Path(name))
-    print(bench_report.table(costs))
-    return costs
+        for what in options.what:
+            print(f"[bench] {what}", file=sys.stderr, flush=True)
+            figures = _figures(what, options, Path(name))
+            print(bench_table.shown(what, figures), flush=True)
+            keep(options.json, what, figures)
 
 
-def _write_json(path: Path | None, rows: Sequence[Measured | bench_report.Cost]) -> None:
+def _figures(what: str, options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    rows: Sequence[Any]
+    if what == "report":
+        rows = bench_report.measure(folder)
+    elif what == "drain":
+        rows = [bench_drain.measure(folder)]
+    elif what == "python":
+        rows = bench_python.measure(folder, options.pairs)
+    else:
+        tools = [tool for tool in TOOLS if not options.tool or tool.name in options.tool]
+        rows = measure(what, tools, max(options.pairs, 2), folder)
+    return [asdict(row) for row in rows]
+
+
+def keep(path: Path | None, what: str, figures: list[dict[str, Any]]) -> None:
+    """{workload: its figures}, the new in place of the old."""
     if path:
-        path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+        held = json.loads(path.read_text()) if path.exists() else {}
+        held[what] = figures
+        path.write_text(json.dumps(held, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

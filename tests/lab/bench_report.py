@@ -2,9 +2,8 @@
 
     scripts/bench report [--json FILE]
 
-Each command runs in a process of its own; processor time and VmHWM are its own, too. Memory counts
-above that for a recording of `_SMALL` events and is told as a multiple of the records' raw size;
-time as a multiple of the shortest recording's, and by a straight line laid through it.
+Each command runs in a process of its own; processor time, wall time and VmHWM are its own, too.
+`linear` lays a straight line through the time by the number of records.
 """
 
 from __future__ import annotations
@@ -20,10 +19,14 @@ import numpy as np
 from lab.long_recording import raw_bytes, write_long
 
 SIZES = (100_000, 300_000, 1_000_000)
-COMMANDS = ("report --format json", "report --html", "export --to perfetto")
+LARGE = (3_000_000, 10_000_000)  # for the text report alone
+COMMANDS = ("report", "report --format json", "report --html", "export --to perfetto")
 _SMALL = 1_000
+_MANY = 2_000_000  # events of the recordings with many files or requests
 _RUN = """
-import re, sys, time
+import time
+began = time.monotonic()
+import re, sys
 from pathlib import Path
 from ttftprof.cli import main
 try:
@@ -32,26 +35,29 @@ except SystemExit as end:
     if end.code:
         raise
 peak = re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())
-print(time.process_time(), int(peak[1]) * 1024, file=sys.stderr)
+print(time.process_time(), time.monotonic() - began, int(peak[1]) * 1024, file=sys.stderr)
 """
 
 
 @dataclass(frozen=True)
 class Cost:
-    """One command on one recording; `peak_bytes` above that for a very short one."""
+    """One command on one recording. `above_bytes`: memory above that for a very short one."""
 
     command: str
+    shape: str
     events: int
     cpu_s: float
+    wall_s: float
     peak_bytes: int
+    above_bytes: int
 
     @property
     def of_raw(self) -> float:
-        return self.peak_bytes / raw_bytes(self.events)
+        return self.above_bytes / raw_bytes(self.events)
 
 
-def run(command: str, recording: Path) -> tuple[float, int]:
-    """(seconds of processor time, peak bytes resident)."""
+def run(command: str, recording: Path) -> tuple[float, float, int]:
+    """(seconds of processor time, of wall time, peak bytes resident)."""
     words = command.split()
     out = [str(recording.with_suffix(".out"))] if words[-1] == "--html" else []
     if words[0] == "export":
@@ -60,22 +66,37 @@ def run(command: str, recording: Path) -> tuple[float, int]:
         [sys.executable, "-c", _RUN, *words, *out, str(recording)],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
-    seconds, peak = done.stderr.splitlines()[-1].split()
-    return float(seconds), int(peak)
+    cpu_s, wall_s, peak = done.stderr.splitlines()[-1].split()
+    return float(cpu_s), float(wall_s), int(peak)
 
 
-def measure(
+def measure_lengths(
     folder: Path, sizes: Iterable[int] = SIZES, commands: Sequence[str] = COMMANDS
 ) -> list[Cost]:
     """Every command on every recording, shortest first."""
     small = write_long(folder / "small.ttft", _SMALL)
-    floor = {command: run(command, small)[1] for command in commands}
+    floor = {command: run(command, small)[-1] for command in commands}
     costs = []
     for events in sizes:
         recording = write_long(folder / f"{events}.ttft", events)
         for command in commands:
-            seconds, peak = run(command, recording)
-            costs.append(Cost(command, events, seconds, peak - floor[command]))
+            cpu_s, wall_s, peak = run(command, recording)
+            above = peak - floor[command]
+            costs.append(Cost(command, "a load", events, cpu_s, wall_s, peak, above))
+        recording.unlink()
+    return costs
+
+
+def measure(folder: Path) -> list[Cost]:
+    """What docs/COST.md shows."""
+    costs = measure_lengths(folder)
+    costs += measure_lengths(folder, LARGE, COMMANDS[:1])
+    for shape, how in (
+        ("5,000 files", {"files": 5_000}),
+        ("10,000 requests", {"requests": 10_000}),
+    ):
+        recording = write_long(folder / "many.ttft", _MANY, **how)
+        costs.append(Cost("report", shape, _MANY, *run("report", recording), 0))
         recording.unlink()
     return costs
 
@@ -89,17 +110,14 @@ def fit(costs: Sequence[Cost]) -> tuple[float, float, float]:
     return float(start), float(slope), float(off.max())
 
 
-def table(costs: Sequence[Cost]) -> str:
-    lines = ["command                  events    CPU s   × shortest   peak MB above   × raw"]
+def linear(costs: Sequence[Cost]) -> list[str]:
+    """The fit of each command, in words."""
+    lines = []
     for command in dict.fromkeys(c.command for c in costs):
-        own = [c for c in costs if c.command == command]
-        for c in own:
-            lines.append(
-                f"{command:21} {c.events:9,d} {c.cpu_s:8.2f} {c.cpu_s / own[0].cpu_s:12.2f} "
-                f"{c.peak_bytes / 1e6:15.1f} {c.of_raw:7.2f}"
-            )
+        own = [c for c in costs if c.command == command and c.shape == "a load"]
         start, slope, off = fit(own)
         lines.append(
-            f"  linear: {start:.2f} s + {slope:.2f} s a million events, off by {off:.0%} at most"
+            f"- `{command}`: {start:.2f} s + {slope:.2f} s a million records; "
+            f"no point lies further than {off:.0%} off that line"
         )
-    return "\n".join(lines)
+    return lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.bench_report import Cost, measure
+from lab.bench_report import Cost, measure_lengths
 
 LONG, SHORT = 1_000_000, 300_000
 COMMANDS = ("report --format json", "report --html")
@@ -12,7 +12,7 @@ COMMANDS = ("report --format json", "report --html")
 
 @pytest.fixture(scope="module")
 def costs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Cost]:
-    found = measure(tmp_path_factory.mktemp("long"), (SHORT, LONG), COMMANDS)
+    found = measure_lengths(tmp_path_factory.mktemp("long"), (SHORT, LONG), COMMANDS)
     return {(cost.command, cost.events): cost for cost in found}
 
 

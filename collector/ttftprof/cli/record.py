@@ -111,6 +111,14 @@ def target_options(command: _Command) -> _Command:
     is_flag=True,
     help="With them the native frames, 5 times a second; each look pauses the server.",
 )
+@click.option(
+    "--overhead-budget",
+    default="1",
+    show_default=True,
+    metavar="PERCENT|off",
+    help="Of the machine: where recording costs more for seconds, its dearest optional parts are "
+    "thinned or dropped, which the report says first.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="No live line.")
 def command(
     output: Path | None,
@@ -123,6 +131,7 @@ def command(
     gpu_launches: bool,
     python_stacks: bool,
     native_stacks: bool,
+    overhead_budget: str,
     quiet: bool,
     command_line: tuple[str, ...],
     **named: Any,
@@ -142,6 +151,7 @@ def command(
         with_rings(ring_kb), min_file_bytes=_whole("--min-file-mb", min_file_mb, 1 << 20)
     )
     duration_ns = None if duration is None else _whole("--duration", duration, NS_PER_S)
+    budget = _budget(overhead_budget)
     interrupts = Interrupts()
     child = Gate.spawn(command_line) if command_line else None
     try:
@@ -154,7 +164,9 @@ def command(
         writer = Writer(path, overwrite=force)
         live = _LiveLine(enabled=not quiet and sys.stderr.isatty())
         python = PythonStacks(enabled=python_stacks, native=native_stacks)
-        recorder = Recorder(writer, target, settings, limits, live.show, _say, gpu_launches, python)
+        recorder = Recorder(
+            writer, target, settings, limits, live.show, _say, gpu_launches, python, budget
+        )
         return _record(recorder, writer, ready_file, child, live, interrupts)
     except BaseException:
         if child:
@@ -216,6 +228,21 @@ def _whole(option: str, value: float, unit: int) -> int:
     if not math.isfinite(value) or not 0 <= value * unit < 1 << 63:
         raise UsageError(f"{option} {value} makes no sense", "give a number that is not negative")
     return int(value * unit)
+
+
+def _budget(text: str) -> float | None:
+    """`--overhead-budget` as a share of the machine; None for no limit."""
+    if text == "off":
+        return None
+    try:
+        percent = float(text)
+    except ValueError:
+        percent = math.nan
+    if not 0 < percent <= 100:
+        raise UsageError(
+            f"--overhead-budget {text} is no percentage of the machine", 'give 1, or "off"'
+        )
+    return percent / 100
 
 
 _MAX_RING_KB = 256 << 10  # what a reader takes as one batch, recording.MAX_BATCH_BYTES

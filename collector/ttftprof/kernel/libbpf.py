@@ -300,8 +300,15 @@ class _PerfAttr(c.Structure):
 
 _PERF_TYPE_SOFTWARE = 1
 _PERF_COUNT_SW_CPU_CLOCK = 0
+_PERF_EVENT_IOC_PERIOD = 0x40082404  # include/uapi/linux/perf_event.h
 _PERF_FLAG_FREQ = 1 << 10
 _PERF_FLAG_FD_CLOEXEC = 8
+
+
+def set_clock_hz(fd: int, hz: int) -> None:
+    """Another rate for a descriptor of `open_clock_event`."""
+    if _libc.ioctl(fd, c.c_ulong(_PERF_EVENT_IOC_PERIOD), c.byref(c.c_uint64(hz))):
+        raise BpfError("PERF_EVENT_IOC_PERIOD", c.get_errno())
 
 
 def open_clock_event(cpu: int, hz: int) -> int:

@@ -213,6 +213,7 @@ class ProbeObject:
         )
         self.programs: dict[str, Pointer] = {}
         self.links: list[Pointer] = []
+        self.named_links: dict[str, Pointer] = {}
         self.link_fds: list[int] = []
         program = lib.bpf_object__next_program(self.pointer, None)
         while program:
@@ -259,9 +260,10 @@ class ProbeObject:
         libbpf.checked("load the probes", lib.bpf_object__load(self.pointer))
 
     def close(self) -> None:
-        for link in self.links:
+        for link in (*self.links, *self.named_links.values()):
             library().bpf_link__destroy(link)
         self.links.clear()
+        self.named_links.clear()
         for fd in self.link_fds:
             os.close(fd)
         self.link_fds.clear()
@@ -282,6 +284,7 @@ class ProbeSession:
         # What became of those that only a target with files on certain file systems needs.
         self.if_needed: dict[str, ProbeState] = {}
         self._object: ProbeObject | None = None
+        self._tick_fds: list[int] = []
         self._maps: dict[str, int] = {}
         self._missing: dict[str, str] = {}  # programs with nothing to attach to, and why
         self._awaited: set[str] = set()  # modules that would bring it
@@ -465,7 +468,7 @@ class ProbeSession:
             self._attach_ticks(program)
         elif section.startswith("tp_btf/"):
             link = library().bpf_program__attach(program)
-            self._loaded.links.append(libbpf.present(f"attach {name}", link))
+            self._loaded.named_links[name] = libbpf.present(f"attach {name}", link)
 
     def await_modules(self) -> None:
         """From now on probes of modules that are not loaded yet are attached when they are. To be
@@ -538,6 +541,21 @@ class ProbeSession:
             # The link owns the descriptor from here on.
             link = library().bpf_program__attach_perf_event(program, fd)
             self._loaded.links.append(libbpf.present("attach ticks", link))
+            self._tick_fds.append(fd)
+
+    def drop(self, programs: Iterable[str], reason: str) -> None:
+        """Takes programs away while recording; their probe is degraded from then on."""
+        for name in programs:
+            link = self._loaded.named_links.pop(name, None)
+            if link is not None:
+                library().bpf_link__destroy(link)
+                self._leave_out(name, reason)
+
+    def slow_ticks(self, hz: int, reason: str, lost: str) -> None:
+        """Running threads are looked at so many times a second from now on."""
+        for fd in self._tick_fds:
+            libbpf.set_clock_hz(fd, hz)
+        self.states["cpu"] = ProbeState("cpu", "degraded", reason, lost)
 
     def seed(self, tgids: Iterable[int]) -> None:
         """Makes every thread of these processes a member, and notes what files they hold.

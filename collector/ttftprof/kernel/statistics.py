@@ -14,6 +14,7 @@ from ttftprof.kernel import libbpf, privilege
 
 WINDOW_MS = 50
 EVERY_MS = 2_000
+ALL_OF_WINDOWS = (WINDOW_MS + EVERY_MS) / WINDOW_MS  # times what was counted is what was spent
 
 
 class Windows:

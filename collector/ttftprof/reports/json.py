@@ -85,6 +85,7 @@ def _overhead(overhead: Overhead) -> dict[str, Any]:
         "cpu_ns": overhead.cpu_ns,
         "max_rss_bytes": overhead.max_rss_bytes,
         "probes": [asdict(probe) for probe in overhead.probes],
+        "reliefs": [asdict(relief) for relief in overhead.reliefs],
     }
 
 

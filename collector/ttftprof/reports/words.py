@@ -119,7 +119,7 @@ def waited_ns(request: Request) -> int:
 
 def warnings(report: Report) -> list[str]:
     """What went missing, with what that costs; empty when all is well. Stands first everywhere."""
-    return [*_losses(report), *_incomplete(report), *_absences(report)]
+    return [*_losses(report), *_incomplete(report), *_reliefs(report), *_absences(report)]
 
 
 def _losses(report: Report) -> Iterable[str]:
@@ -133,6 +133,16 @@ def _incomplete(report: Report) -> Iterable[str]:
     if not report.complete:
         why = report.ended_because or "ttftprof was stopped before it could finish"
         yield f"recording is incomplete ({why}): what came after its last fact is unknown"
+
+
+def _reliefs(report: Report) -> Iterable[str]:
+    for relief in report.overhead.reliefs:
+        after_s = (relief.ns - report.start_ns) / 1e9
+        yield (
+            f"recording took {relief.share:.1%} of the machine, more than its budget of "
+            f"{relief.budget:.1%}: {relief.what} {relief.how} from {after_s:.1f} s on: "
+            f"{relief.lost}"
+        )
 
 
 def _absences(report: Report) -> Iterable[str]:

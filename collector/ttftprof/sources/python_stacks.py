@@ -372,6 +372,7 @@ class PythonStacks:
         proc: Path = PROC,
     ) -> None:
         self._enabled = self._wanted = enabled
+        self._dropped = ""  # why, if it was for its cost
         self._native = native
         self._program = program or find_py_spy()
         self._proc = proc
@@ -482,6 +483,13 @@ class PythonStacks:
             if self._refused[run.pid] >= _GIVE_UP_AFTER:
                 self._refusals[run.refusal] = self._refusals.get(run.refusal, 0) + 1
 
+    def drop(self, reason: str) -> None:
+        """No more looks from now on; what py-spy has seen it still tells."""
+        self._enabled = False
+        self._dropped = reason
+        for run in self._runs.values():
+            run.stop()
+
     def stop(self) -> list[Segment]:
         """Ends every py-spy, by force after a while; what they had to tell."""
         self._enabled = False
@@ -500,6 +508,8 @@ class PythonStacks:
         lost = "what Python code did during the wait is not shown"
         if not self._wanted:
             return Source("python_stacks", "absent", "switched off (--no-python-stacks)")
+        if self._dropped:
+            return Source("python_stacks", "degraded", self._dropped, lost)
         if self._refusals:
             reason = max(self._refusals, key=lambda said: self._refusals[said])
             return Source("python_stacks", "degraded" if self._segments else "absent", reason, lost)

@@ -1,0 +1,127 @@
+"""Figures of `bench` as tables: for a terminal, and for docs/COST.md, between its markers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lab.bench_report import Cost, linear
+from lab.bench_tools import TOOLS
+from lab.bench_workloads import TITLES
+
+COST_PAGE = Path(__file__).parents[2] / "docs/COST.md"
+Row = Mapping[str, Any]
+
+
+def shown(what: str, rows: Sequence[Row]) -> str:
+    """The tables of one workload, as Markdown."""
+    if what == "report":
+        return _report(rows)
+    if what == "drain":
+        return _drain(rows[0])
+    if what == "python":
+        return _python(rows)
+    return _slowdown({what: rows}) + "\n" + _own_cost({what: rows})
+
+
+def write(figures: Mapping[str, Sequence[Row]]) -> None:
+    """Puts the kept figures into docs/COST.md, each table between its markers."""
+    compared = {what: figures[what] for what in TITLES if what in figures}
+    parts = {"slowdown": _slowdown(compared), "own": _own_cost(compared)}
+    parts |= {"tools": "\n".join(f"- **{tool.name}**: {tool.about}" for tool in TOOLS) + "\n"}
+    parts |= {w: shown(w, figures[w]) for w in ("report", "drain", "python") if w in figures}
+    text = COST_PAGE.read_text()
+    for name, table in parts.items():
+        pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
+        text = re.sub(pattern, lambda found: f"{found[1]}{table}{found[2]}", text, flags=re.DOTALL)  # noqa: B023
+    COST_PAGE.write_text(text)
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = list(head)
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _slowdown(figures: Mapping[str, Sequence[Row]]) -> str:
+    """Workloads × tools: median ratio (quartiles)."""
+    names = [tool.name for tool in TOOLS]
+
+    def cell(rows: Sequence[Row], name: str) -> str:
+        row = next((r for r in rows if r["tool"] == name), None)
+        if row is None:
+            return ""
+        if row["refused"]:
+            return "refused"
+        low, high = row["ratio_quartiles"]
+        return f"{row['ratio']:.3f} ({low:.2f}–{high:.2f})"
+
+    rows = (
+        [TITLES[what], f"{found[0]['bare_ms']:.0f}", *(cell(found, name) for name in names)]
+        for what, found in figures.items()
+    )
+    return _table(["watched / bare", "bare, ms", *names], rows)
+
+
+def _own_cost(figures: Mapping[str, Sequence[Row]]) -> str:
+    """Tools: medians over the workloads, the worst of them for memory, all that was lost."""
+    rows = []
+    for tool in TOOLS:
+        own = [r for found in figures.values() for r in found if r["tool"] == tool.name]
+        own = [r for r in own if not r["refused"]]
+        if own:
+            switch = next((r for r in own if r["workload"] == "switch"), None)
+            rows.append([
+                tool.name,
+                f"{_median(r['armed_s'] for r in own):.2f}",
+                f"{switch['cpu_share']:.1%}" if switch else "",
+                f"{max(r['cpu_share'] for r in own):.0%}",
+                f"{max(r['peak_mb'] for r in own):.0f}",
+                f"{max(r['file_kb'] for r in own):,.0f}",
+                f"{sum(r['lost'] for r in own):,d}",
+            ])  # fmt: skip
+    head = [
+        "tool",
+        "armed after, s",
+        "CPU at a switch",
+        "CPU at most",
+        "memory, MB",
+        "file at most, kB",
+    ]
+    return _table([*head, "lost"], rows)
+
+
+def _median(values: Iterable[float]) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]
+
+
+def _report(rows: Sequence[Row]) -> str:
+    costs = [Cost(**row) for row in rows]
+    lines = [
+        [c.command, c.shape, f"{c.events:,d}", f"{c.cpu_s:.2f}", f"{c.wall_s:.2f}",
+         f"{c.peak_bytes / 1e6:.0f}"]
+        for c in costs
+    ]  # fmt: skip
+    table = _table(["command", "recording", "records", "CPU, s", "wall, s", "peak, MB"], lines)
+    return table + "\n" + "".join(f"{line}\n" for line in linear(costs))
+
+
+def _drain(row: Row) -> str:
+    return _table(
+        ["records", "drained / CPU s", "drained and written / CPU s", "bytes a record", "lost"],
+        [[f"{row['records']:,d}", f"{row['drained_per_cpu_s'] / 1e6:.1f} million",
+          f"{row['kept_per_cpu_s'] / 1e6:.1f} million", f"{row['bytes_a_record']:.1f}",
+          f"{row['lost']:,d}"]],
+    )  # fmt: skip
+
+
+def _python(rows: Sequence[Row]) -> str:
+    lines = []
+    for row in rows:
+        low, high = row["cpu_quartiles"]
+        cpu = f"{row['cpu_ratio']:.3f} ({low:.3f}–{high:.3f})"
+        lines.append([row["tool"], cpu, f"{row['ttft_ratio']:.3f}", str(row["pairs"])])
+    return _table(["recorded with", "CPU of the same work / bare", "TTFT / bare", "pairs"], lines)

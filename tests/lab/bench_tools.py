@@ -1,0 +1,220 @@
+"""The profilers that `bench` holds against each other: how each is started, armed, ended, read.
+
+Each is attached to a process that runs already and follows its children, and writes a file. Facts
+as alike as the tools allow: waits, system calls, faults, page-cache insertions, block requests.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from ttftprof.recording import Reader
+
+LAB = Path(__file__).parent
+ARMED_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 60.0
+_LOST = re.compile(r"LOST (\d+) events|[Ll]ost (\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One profiler. `command`: of (pid, output file). `armed`: whether it is, by what it wrote to
+    its terminal, its process and its output file. `lost`: how many events, by the file and what it
+    wrote. `about`: for the table's legend."""
+
+    name: str
+    needs: str
+    command: Callable[[int, Path], Sequence[str]]
+    armed: Callable[[str, psutil.Process, Path], bool]
+    lost: Callable[[Path, str], int]
+    about: str
+
+
+@dataclass
+class Cost:
+    """What a profiler took while one workload ran."""
+
+    armed_s: float = 0.0
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+    peak_bytes: int = 0
+    file_bytes: int = 0
+    lost: int = 0
+
+
+def _record(*options: str) -> Callable[[int, Path], Sequence[str]]:
+    def command(pid: int, out: Path) -> Sequence[str]:
+        words = [sys.executable, "-m", "ttftprof", "record", "--pid", str(pid), "--force"]
+        return [*words, "-o", str(out), "--ready-file", f"{out}.ready", "--quiet", *options]
+
+    return command
+
+
+def _ready(_said: str, _process: psutil.Process, out: Path) -> bool:
+    return Path(f"{out}.ready").exists()
+
+
+def _says(word: str) -> Callable[[str, psutil.Process, Path], bool]:
+    return lambda said, _process, out: (
+        word in said or (out.exists() and word in out.read_text(errors="replace")[:4096])
+    )
+
+
+def _opened_events(_said: str, process: psutil.Process, _out: Path) -> bool:
+    """perf says nothing: armed is when it waits for its events."""
+    return any("perf_event" in link for link in _descriptors(process)) and _is_polling(process)
+
+
+def _descriptors(process: psutil.Process) -> list[str]:
+    try:
+        return [str(fd.readlink()) for fd in Path(f"/proc/{process.pid}/fd").iterdir()]
+    except OSError:
+        return []
+
+
+def _is_polling(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_SLEEPING
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _lost_in_recording(out: Path, _said: str) -> int:
+    with Reader(out) as reader:
+        return sum(reader.lost().values())
+
+
+def _lost_in_text(out: Path, said: str) -> int:
+    told = said + (out.read_text(errors="replace") if out.exists() else "")
+    return sum(int(a or b) for a, b in _LOST.findall(told))
+
+
+TOOLS = (
+    Tool(
+        "ttftprof",
+        "",
+        _record(),
+        _ready,
+        _lost_in_recording,
+        "`ttftprof record`, as it is by default",
+    ),
+    Tool(
+        "ttftprof, all",
+        "",
+        _record("--overhead-budget", "off", "--gpu-launches"),
+        _ready,
+        _lost_in_recording,
+        "`ttftprof record --overhead-budget off --gpu-launches`: every probe, whatever it costs",
+    ),
+    Tool(
+        "bcc",
+        "/usr/lib/python3/dist-packages/bcc",
+        lambda pid, out: ["/usr/bin/python3", str(LAB / "bench_bcc.py"), str(pid), str(out)],
+        _says("armed"),
+        _lost_in_text,
+        "`tests/lab/bench_bcc.py`, by Debian's python3-bpfcc",
+    ),
+    Tool(
+        "bpftrace",
+        "bpftrace",
+        # It refuses to go on where it may not raise this limit itself.
+        lambda pid, out: ["prlimit", "--memlock=unlimited", "bpftrace", "-o", str(out),
+                          str(LAB / "bench.bt"), str(pid)],
+        _says("armed"),
+        _lost_in_text,
+        "`tests/lab/bench.bt`",
+    ),
+    Tool(
+        "perf trace",
+        "perf",
+        lambda pid, out: ["perf", "trace", "-F", "all", "--syscalls", "-e", "block:*",
+                          "-p", str(pid), "-o", str(out)],
+        _opened_events,
+        _lost_in_text,
+        "`perf trace -F all --syscalls -e block:*`; attached to a process it does not follow new "
+        "ones",
+    ),
+    Tool(
+        "strace",
+        "strace",
+        lambda pid, out: ["strace", "-f", "-tt", "-T", "-o", str(out), "-p", str(pid)],
+        _says("attached"),
+        _lost_in_text,
+        "`strace -f -tt -T`: system calls alone, no faults and no requests to disks",
+    ),
+)  # fmt: skip
+
+
+def missing(tool: Tool) -> bool:
+    return bool(tool.needs) and shutil.which(tool.needs) is None and not Path(tool.needs).exists()
+
+
+@contextmanager
+def attached(tool: Tool, pid: int, folder: Path) -> Iterator[Cost]:
+    """The tool, armed, while the block runs; the costs are filled in at its end."""
+    out, said = folder / "profile.out", folder / "profile.said"
+    for old in folder.glob("profile.*"):
+        old.unlink()
+    cost, began = Cost(), time.monotonic()
+    with said.open("wb") as terminal:
+        process = subprocess.Popen(
+            tool.command(pid, out),
+            stdin=subprocess.DEVNULL,
+            stdout=terminal,
+            stderr=terminal,
+        )
+    try:
+        own = psutil.Process(process.pid)
+        while not tool.armed(said.read_text(errors="replace"), own, out):
+            if process.poll() is not None or time.monotonic() - began > ARMED_TIMEOUT_S:
+                raise RuntimeError(f"{tool.name} did not start: {said.read_text()[-2000:]}")
+            time.sleep(0.002)
+        cost.armed_s = time.monotonic() - began
+        before, since = _cpu_s(own), time.monotonic()
+        yield cost
+        cost.wall_s, cost.cpu_s = time.monotonic() - since, _cpu_s(own) - before
+        cost.peak_bytes = _peak_bytes(own)
+        process.send_signal(signal.SIGINT)
+        process.wait(END_TIMEOUT_S)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    cost.file_bytes = out.stat().st_size if out.exists() else 0
+    cost.lost = tool.lost(out, said.read_text(errors="replace"))
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    """Of the tool and what it started."""
+    total = 0.0
+    for one in (process, *process.children(recursive=True)):
+        try:
+            times = one.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system + times.children_user + times.children_system
+    return float(total)
+
+
+def _peak_bytes(process: psutil.Process) -> int:
+    """VmHWM of the tool, and of what it started."""
+    found = 0
+    for one in (process, *process.children(recursive=True)):
+        try:
+            text = Path(f"/proc/{one.pid}/status").read_text()
+        except OSError:
+            continue
+        peak = re.search(r"VmHWM:\s+(\d+) kB", text)
+        found += int(peak[1]) * 1024 if peak else 0
+    return found

@@ -1,0 +1,170 @@
+"""What `bench` lets profilers watch: programs that stay, and do one piece of work when asked."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from lab.llama_server import LlamaServer
+from lab.make_model import make_model as make_gguf
+from workloads.cache import make_model, warm_cache
+
+LAB = Path(__file__).parent
+FILE_BYTES = 128 << 20
+SWITCH_MODEL_MB = 24
+STORMS = {
+    "fault_storm": "4 KiB anonymous fault storm",
+    "cold_map_load": "cold mmap load",
+    "map_load": "warm mmap load",
+    "read_load": "1 MiB read load",
+    "direct_load": "4 KiB O_DIRECT, depth 1",
+    "fork_storm": "fork storm",
+    "switch_storm": "context-switch storm",
+}
+STREAMS = {"stream_64": 64, "stream_512": 512}
+TITLES = {
+    **STORMS,
+    **{name: f"HTTP streaming, {count} connections" for name, count in STREAMS.items()},
+    "switch": "llama-server switch, warm: TTFT",
+}
+
+
+class Running(Protocol):
+    """A program to be watched: `pid` is its root, `run` does the work once and says its ns."""
+
+    @property
+    def pid(self) -> int: ...
+    def run(self) -> int: ...
+
+
+@dataclass
+class Storm:
+    """One of `storms.c`, timed by itself."""
+
+    process: subprocess.Popen[str]
+    name: str
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def run(self) -> int:
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write(self.name + "\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+
+@dataclass
+class Streams:
+    """`http_load`: a server that streams to so many connections at once as fast as it can; the time
+    from the first question to the last answer."""
+
+    server: subprocess.Popen[str]
+    program: Path
+    port: int
+    streams: int
+
+    @property
+    def pid(self) -> int:
+        return self.server.pid
+
+    def run(self) -> int:
+        requests = max(1024 // self.streams, 2)
+        asked = subprocess.run(
+            [str(self.program), "ask", str(self.port), str(self.streams), str(requests)],
+            stdout=subprocess.PIPE, text=True, check=True, timeout=60,
+        )  # fmt: skip
+        lines = [tuple(map(int, line.split())) for line in asked.stdout.splitlines()]
+        return max(first for *_, first in lines) - min(sent for _, sent, _ in lines)
+
+
+@dataclass
+class Switch:
+    """A real llama-server in router mode that is asked for the model it does not hold: the time to
+    the first token, as the client sees it."""
+
+    server: LlamaServer
+    turn: int = 0
+
+    @property
+    def pid(self) -> int:
+        return self.server.pid
+
+    def run(self) -> int:
+        self.turn += 1
+        return self.server.chat("ab"[self.turn % 2], "one two three", max_tokens=1).ttft_ns
+
+
+@contextmanager
+def started(name: str, folder: Path) -> Iterator[Running]:
+    """The program of a workload, warmed up; ended with the block."""
+    with ExitStack() as stack:
+        if name in STORMS:
+            yield stack.enter_context(_storm(name, folder))
+        elif name in STREAMS:
+            yield stack.enter_context(_streams(STREAMS[name], folder))
+        else:
+            yield stack.enter_context(_switch(folder))
+
+
+@contextmanager
+def _storm(name: str, folder: Path) -> Iterator[Storm]:
+    program, model = folder / "storms", make_model(folder / "bench.weights", FILE_BYTES)
+    _compile(program, "storms.c", "-pthread")
+    warm_cache(model)
+    process = subprocess.Popen(
+        [str(program), str(model)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield Storm(process, name)
+    finally:
+        _end(process)
+
+
+@contextmanager
+def _streams(count: int, folder: Path) -> Iterator[Streams]:
+    program = folder / "http_load"
+    _compile(program, "http_load.c")
+    server = subprocess.Popen(
+        [str(program), "serve", "64", "0", "0"],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert server.stdout
+        port = int(server.stdout.readline())
+        drain = subprocess.Popen(["cat"], stdin=server.stdout, stdout=subprocess.DEVNULL)
+        yield Streams(server, program, port, count)
+    finally:
+        server.kill()
+        server.wait()
+        drain.wait()
+
+
+@contextmanager
+def _switch(folder: Path) -> Iterator[Switch]:
+    models = folder / "models"
+    models.mkdir(exist_ok=True)
+    for seed, name in enumerate("ab"):
+        if not (models / f"{name}.gguf").exists():
+            make_gguf(models / f"{name}.gguf", size_mb=SWITCH_MODEL_MB, layers=4, seed=seed)
+        warm_cache(models / f"{name}.gguf")
+    with LlamaServer.router(models) as server:
+        switch = Switch(server)
+        switch.run()
+        yield switch
+
+
+def _compile(program: Path, source: str, *options: str) -> None:
+    command = ["gcc", "-O2", "-Wall", *options, "-o", str(program), str(LAB / source)]
+    subprocess.run(command, check=True)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
