@@ -18,14 +18,15 @@ import random
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from lab import bench_drain, bench_python, bench_report, bench_table
-from lab.bench_tools import TOOLS, Cost, Tool, attached, missing
-from lab.bench_workloads import TITLES, Running, started
+from lab.bench_tools import TOOLS, Attached, Tool, attached, cpu_s, missing
+from lab.bench_workloads import STORMS, TITLES, Running, programs, started
 
 RUNS = 3  # of a storm each side of a pair; the fastest counts
 SEED = 8
@@ -35,7 +36,8 @@ SEED = 8
 class Measured:
     """One tool on one workload: ratio of watched to bare time over the pairs, and what it took.
 
-    `cpu_share`: of one core while the workload ran; `refused`: why it has no figures.
+    `cpu_share`: of one core while the workload ran. `file_kb`, `lost`: of all works of the program.
+    `refused`: why it has no figures.
     """
 
     workload: str
@@ -52,59 +54,79 @@ class Measured:
     refused: str = ""
 
 
-def best(running: Running, runs: int) -> int:
-    return min(running.run() for _ in range(runs))
+@dataclass(frozen=True)
+class Watched:
+    """One work of a pair: ns bare and watched, the tool's CPU meanwhile, as a share of a core."""
+
+    bare_ns: int
+    watched_ns: int
+    cpu_share: float
+
+
+def best(running: Running, work: str) -> int:
+    """The fastest counts; a switch and a stream are long enough to be done once."""
+    return min(running.run(work) for _ in range(RUNS if work in STORMS else 1))
 
 
 def pair(
-    running: Running, tool: Tool, runs: int, folder: Path, bare_first: bool
-) -> tuple[int, int, Cost]:
-    """(ns bare, ns watched, what the tool took)."""
-    bare = best(running, runs) if bare_first else 0
-    with attached(tool, running.pid, folder) as cost:
-        watched = best(running, runs)
-    return bare or best(running, runs), watched, cost
+    running: Running, works: Sequence[str], tool: Tool, folder: Path, bare_first: bool
+) -> tuple[dict[str, Watched], Attached]:
+    """All works of a program bare and under a tool, right after one another."""
+    bare = {work: best(running, work) for work in works} if bare_first else {}
+    watched: dict[str, tuple[int, float]] = {}
+    with attached(tool, running.pid, folder) as found:
+        for work in works:
+            before, began = cpu_s(found.process), time.monotonic()
+            ns = best(running, work)
+            spent = cpu_s(found.process) - before
+            watched[work] = ns, spent / (time.monotonic() - began)
+    bare = bare or {work: best(running, work) for work in works}
+    return {work: Watched(bare[work], *watched[work]) for work in works}, found
 
 
-def measure(workload: str, tools: Sequence[Tool], pairs: int, folder: Path) -> list[Measured]:
-    """Every tool on one workload, interleaved."""
-    runs = 1 if workload == "switch" else RUNS
-    order, found = random.Random(SEED), {tool.name: list[tuple[int, int, Cost]]() for tool in tools}
+def measure(
+    works: Sequence[str], tools: Sequence[Tool], pairs: int, folder: Path
+) -> list[Measured]:
+    """Every tool on the works of one program, interleaved."""
+    order = random.Random(SEED)
     refused = {tool.name: f"{tool.needs} is not here" for tool in tools if missing(tool)}
-    with started(workload, folder) as running:
-        best(running, runs)
+    found: dict[str, list[tuple[dict[str, Watched], Attached]]] = {tool.name: [] for tool in tools}
+    with started(works[0], folder) as running:
+        for work in works:
+            running.run(work)
         for number in range(pairs):
             for tool in order.sample(tools, len(tools)):
                 if tool.name not in refused:
                     try:
-                        done = pair(running, tool, runs, folder, bare_first=number % 2 == 0)
+                        done = pair(running, works, tool, folder, bare_first=number % 2 == 0)
                         found[tool.name].append(done)
                     except (RuntimeError, OSError) as error:
                         refused[tool.name] = str(error).strip().splitlines()[-1]
     return [
-        summed(workload, tool.name, found[tool.name])
+        summed(work, tool.name, found[tool.name])
         if found[tool.name]
-        else Measured(workload, tool.name, refused=refused.get(tool.name, "no run"))
+        else Measured(work, tool.name, refused=refused[tool.name])
+        for work in works
         for tool in tools
     ]
 
 
-def summed(workload: str, tool: str, done: Sequence[tuple[int, int, Cost]]) -> Measured:
-    ratios = [watched / bare for bare, watched, _ in done]
+def summed(work: str, tool: str, done: Sequence[tuple[dict[str, Watched], Attached]]) -> Measured:
+    own, took = [pairs[work] for pairs, _ in done], [attached for _, attached in done]
+    ratios = [one.watched_ns / one.bare_ns for one in own]
     low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-    costs = [cost for *_, cost in done]
     return Measured(
-        workload=workload,
+        workload=work,
         tool=tool,
         pairs=len(done),
-        bare_ms=statistics.median(bare for bare, *_ in done) / 1e6,
+        bare_ms=statistics.median(one.bare_ns for one in own) / 1e6,
         ratio=statistics.median(ratios),
         ratio_quartiles=(low, high),
-        armed_s=statistics.median(cost.armed_s for cost in costs),
-        cpu_share=statistics.median(cost.cpu_s / max(cost.wall_s, 1e-9) for cost in costs),
-        peak_mb=max(cost.peak_bytes for cost in costs) / 1e6,
-        file_kb=statistics.median(cost.file_bytes for cost in costs) / 1e3,
-        lost=sum(cost.lost for cost in costs),
+        armed_s=statistics.median(one.armed_s for one in took),
+        cpu_share=statistics.median(one.cpu_share for one in own),
+        peak_mb=max(one.peak_bytes for one in took) / 1e6,
+        file_kb=statistics.median(one.file_bytes for one in took) / 1e3,
+        lost=sum(one.lost for one in took),
     )
 
 
@@ -120,26 +142,31 @@ def main() -> None:
     if options.what[0] == "table":
         bench_table.write(json.loads(Path(options.what[1]).read_text()))
         return
+    compared = [what for what in options.what if what in TITLES]
+    others = [[what] for what in options.what if what not in TITLES]
     with tempfile.TemporaryDirectory() as name:
-        for what in options.what:
-            print(f"[bench] {what}", file=sys.stderr, flush=True)
-            figures = _figures(what, options, Path(name))
-            print(bench_table.shown(what, figures), flush=True)
-            keep(options.json, what, figures)
+        for works in (*programs(compared), *others):
+            print(f"[bench] {', '.join(works)}", file=sys.stderr, flush=True)
+            for what, figures in _figures(works, options, Path(name)).items():
+                print(bench_table.shown(what, figures), flush=True)
+                keep(options.json, what, figures)
 
 
-def _figures(what: str, options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+def _figures(
+    works: Sequence[str], options: argparse.Namespace, folder: Path
+) -> dict[str, list[dict[str, Any]]]:
     rows: Sequence[Any]
-    if what == "report":
+    if works == ["report"]:
         rows = bench_report.measure(folder)
-    elif what == "drain":
+    elif works == ["drain"]:
         rows = [bench_drain.measure(folder)]
-    elif what == "python":
+    elif works == ["python"]:
         rows = bench_python.measure(folder, options.pairs)
     else:
         tools = [tool for tool in TOOLS if not options.tool or tool.name in options.tool]
-        rows = measure(what, tools, max(options.pairs, 2), folder)
-    return [asdict(row) for row in rows]
+        measured = measure(works, tools, max(options.pairs, 2), folder)
+        return {w: [asdict(row) for row in measured if row.workload == w] for w in works}
+    return {works[0]: [asdict(row) for row in rows]}
 
 
 def keep(path: Path | None, what: str, figures: list[dict[str, Any]]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.bench_workloads import Storm, started
+from lab.bench_workloads import storms
 from ttftprof.events import Records
 from ttftprof.kernel.session import ProbeSession, Settings
 from ttftprof.recorder import merge_held
@@ -36,14 +36,13 @@ def measure(folder: Path) -> Drained:
     session = ProbeSession(Settings(short_wait_ns=0))
     taken: list[Records] = []
     drain_ns = 0
-    with started("switch_storm", folder) as storm:
-        assert isinstance(storm, Storm)
+    with storms(folder) as storm:
         try:
             session.load()
             session.attach()
             session.seed([storm.pid])
             for _ in range(ROUNDS):
-                storm.run()
+                storm.run("switch_storm")
                 began = time.process_time_ns()
                 taken.append(session.events.drain())
                 drain_ns += time.process_time_ns() - began

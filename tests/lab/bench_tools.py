@@ -47,12 +47,11 @@ class Tool:
 
 
 @dataclass
-class Cost:
-    """What a profiler took while one workload ran."""
+class Attached:
+    """A profiler that is armed, and at its end what it took."""
 
-    armed_s: float = 0.0
-    cpu_s: float = 0.0
-    wall_s: float = 0.0
+    process: psutil.Process
+    armed_s: float
     peak_bytes: int = 0
     file_bytes: int = 0
     lost: int = 0
@@ -182,12 +181,12 @@ def missing(tool: Tool) -> bool:
 
 
 @contextmanager
-def attached(tool: Tool, pid: int, folder: Path) -> Iterator[Cost]:
-    """The tool, armed, while the block runs; the costs are filled in at its end."""
+def attached(tool: Tool, pid: int, folder: Path) -> Iterator[Attached]:
+    """The tool, armed, while the block runs; the rest of what it took is filled in at its end."""
     out, said = folder / "profile.out", folder / "profile.said"
     for old in folder.glob("profile.*"):
         old.unlink()
-    cost, began = Cost(), time.monotonic()
+    began = time.monotonic()
     with said.open("wb") as terminal:
         process = subprocess.Popen(
             tool.command(pid, out),
@@ -202,22 +201,20 @@ def attached(tool: Tool, pid: int, folder: Path) -> Iterator[Cost]:
             if process.poll() is not None or time.monotonic() - began > ARMED_TIMEOUT_S:
                 raise RuntimeError(f"{tool.name} did not start: {said.read_text()[-2000:]}")
             time.sleep(0.002)
-        cost.armed_s = time.monotonic() - began
-        before, since = _cpu_s(own), time.monotonic()
-        yield cost
-        cost.wall_s, cost.cpu_s = time.monotonic() - since, _cpu_s(own) - before
-        cost.peak_bytes = _peak_bytes(own)
+        found = Attached(own, time.monotonic() - began)
+        yield found
+        found.peak_bytes = _peak_bytes(own)
         process.send_signal(signal.SIGINT)
         process.wait(END_TIMEOUT_S)
     finally:
         if process.poll() is None:
             process.kill()
             process.wait()
-    cost.file_bytes = out.stat().st_size if out.exists() else 0
-    cost.lost = tool.lost(out, said.read_text(errors="replace"))
+    found.file_bytes = out.stat().st_size if out.exists() else 0
+    found.lost = tool.lost(out, said.read_text(errors="replace"))
 
 
-def _cpu_s(process: psutil.Process) -> float:
+def cpu_s(process: psutil.Process) -> float:
     """Of the tool and what it started."""
     total = 0.0
     for one in (process, *process.children(recursive=True)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,28 +34,27 @@ TITLES = {
 
 
 class Running(Protocol):
-    """A program to be watched: `pid` is its root, `run` does the work once and says its ns."""
+    """A program to be watched: `pid` is its root, `run` does some work once and says its ns."""
 
     @property
     def pid(self) -> int: ...
-    def run(self) -> int: ...
+    def run(self, work: str) -> int: ...
 
 
 @dataclass
 class Storm:
-    """One of `storms.c`, timed by itself."""
+    """`storms.c`, which times each of its storms by itself."""
 
     process: subprocess.Popen[str]
-    name: str
 
     @property
     def pid(self) -> int:
         return self.process.pid
 
-    def run(self) -> int:
+    def run(self, work: str) -> int:
         assert self.process.stdin
         assert self.process.stdout
-        self.process.stdin.write(self.name + "\n")
+        self.process.stdin.write(work + "\n")
         self.process.stdin.flush()
         return int(self.process.stdout.readline())
 
@@ -74,8 +73,8 @@ class Streams:
     def pid(self) -> int:
         return self.server.pid
 
-    def run(self) -> int:
-        requests = max(1024 // self.streams, 2)
+    def run(self, work: str) -> int:
+        requests = max(256 // self.streams, 1)
         asked = subprocess.run(
             [str(self.program), "ask", str(self.port), str(self.streams), str(requests)],
             stdout=subprocess.PIPE, text=True, check=True, timeout=60,
@@ -96,25 +95,31 @@ class Switch:
     def pid(self) -> int:
         return self.server.pid
 
-    def run(self) -> int:
+    def run(self, work: str) -> int:
         self.turn += 1
         return self.server.chat("ab"[self.turn % 2], "one two three", max_tokens=1).ttft_ns
 
 
 @contextmanager
 def started(name: str, folder: Path) -> Iterator[Running]:
-    """The program of a workload, warmed up; ended with the block."""
+    """The program that does this work; ended with the block."""
     with ExitStack() as stack:
         if name in STORMS:
-            yield stack.enter_context(_storm(name, folder))
+            yield stack.enter_context(storms(folder))
         elif name in STREAMS:
             yield stack.enter_context(_streams(STREAMS[name], folder))
         else:
             yield stack.enter_context(_switch(folder))
 
 
+def programs(names: Sequence[str]) -> list[list[str]]:
+    """The workloads by the program that does them: all storms are one's."""
+    own = [name for name in names if name in STORMS]
+    return [*([own] if own else []), *([name] for name in names if name not in STORMS)]
+
+
 @contextmanager
-def _storm(name: str, folder: Path) -> Iterator[Storm]:
+def storms(folder: Path) -> Iterator[Storm]:
     program, model = folder / "storms", make_model(folder / "bench.weights", FILE_BYTES)
     _compile(program, "storms.c", "-pthread")
     warm_cache(model)
@@ -122,7 +127,7 @@ def _storm(name: str, folder: Path) -> Iterator[Storm]:
         [str(program), str(model)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
-        yield Storm(process, name)
+        yield Storm(process)
     finally:
         _end(process)
 
@@ -155,9 +160,7 @@ def _switch(folder: Path) -> Iterator[Switch]:
             make_gguf(models / f"{name}.gguf", size_mb=SWITCH_MODEL_MB, layers=4, seed=seed)
         warm_cache(models / f"{name}.gguf")
     with LlamaServer.router(models) as server:
-        switch = Switch(server)
-        switch.run()
-        yield switch
+        yield Switch(server)
 
 
 def _compile(program: Path, source: str, *options: str) -> None:
