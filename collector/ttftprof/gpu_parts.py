@@ -52,7 +52,7 @@ def _parts(
     ]
     found = [
         _context(timeline, tgid, calls, window),
-        _compile(timeline, calls, window),
+        _compile(timeline, tgid, calls, window),
         _capture(timeline, tgid, calls, window),
         _allocation("kv_alloc" if phase.phase == "init" else "alloc", calls, window),
     ]
@@ -147,8 +147,11 @@ def _context_by_files(timeline: Timeline, tgid: int, window: Span) -> Part | Non
     return part_of("context", spans, window, "inferred", evidence)
 
 
-def _compile(timeline: Timeline, calls: Sequence[DriverSpan], window: Span) -> Part | None:
-    """Modules loaded (and compiled, if they hold no code for this device), and compilers run."""
+def _compile(
+    timeline: Timeline, tgid: int, calls: Sequence[DriverSpan], window: Span
+) -> Part | None:
+    """Modules loaded (and compiled, if they hold no code for this device), compilers run, and what
+    the engine says of its own compiling."""
     loads = [call for call in calls if call.group == known.COMPILE]
     evidence = [_called(loads)] if loads else []
     children: list[Span] = []
@@ -162,8 +165,21 @@ def _compile(timeline: Timeline, calls: Sequence[DriverSpan], window: Span) -> P
     if children:
         what = ", ".join(dict.fromkeys(names))
         evidence.append(Evidence("process", f"compilers run: {what}", len(children), "processes"))
+    said = union(_said(timeline, tgid, "compiled"), window)
+    if said:
+        what = "the engine said how long it compiled"
+        evidence.append(Evidence("log", what, length(said), "ns"))
     evidence += cache_evidence(timeline, window)
-    return part_of("compile", [*_spans(loads), *children], window, "observed", *evidence)
+    basis = "observed" if loads or children else "inferred"
+    return part_of("compile", [*_spans(loads), *children, *said], window, basis, *evidence)
+
+
+def _said(timeline: Timeline, tgid: int, name: str) -> Iterator[Span]:
+    """What an engine tells at the end of a stage: that it took so many seconds."""
+    for mark in timeline.marks_of(tgid, name):
+        took = mark.values.get("s")
+        if isinstance(took, int | float):
+            yield mark.ns - round(took * 1e9), mark.ns
 
 
 def cache_evidence(timeline: Timeline, window: Span) -> Iterator[Evidence]:
@@ -203,7 +219,8 @@ def _next_start(written: Sequence[CacheOpen], read: int, own: Sequence[CacheOpen
 def _capture(
     timeline: Timeline, tgid: int, calls: Sequence[DriverSpan], window: Span
 ) -> Part | None:
-    """From the begin of each capture to its end in the same thread, and making graphs of them."""
+    """From the begin of each capture to its end in the same thread, and making graphs of them; else
+    what the engine says of it."""
     spans = _spans(call for call in calls if call.group == known.INSTANTIATE)
     begun: dict[int, int] = {}
     for call in timeline.gpu.calls.get(tgid, ()):
@@ -212,8 +229,13 @@ def _capture(
         elif call.group == known.CAPTURED and call.tid in begun:
             spans.append((begun.pop(call.tid), call.end_ns))
     groups = (known.CAPTURE, known.CAPTURED, known.INSTANTIATE)
-    evidence = _called([call for call in calls if call.group in groups])
-    return part_of("graph_capture", spans, window, "observed", evidence)
+    made = [call for call in calls if call.group in groups]
+    if made:
+        return part_of("graph_capture", spans, window, "observed", _called(made))
+    said = union(_said(timeline, tgid, "graphs_captured"), window)
+    what = "the engine said how long it captured graphs"
+    evidence = Evidence("log", what, length(said), "ns")
+    return part_of("graph_capture", said, window, "inferred", evidence)
 
 
 def _allocation(name: str, calls: Sequence[DriverSpan], window: Span) -> Part | None:

@@ -41,6 +41,7 @@ _FACT_OF = {
     "library": ("path",),
     "gpu": ("index",),
     "gpu_lost": ("index",),
+    "gpu_refused": ("device", "call"),
 }
 
 

@@ -116,6 +116,20 @@ def test_compilers_and_caches() -> None:
     assert value(compiled.evidence, "ComputeCache hit: files read") == 1
 
 
+def test_what_an_engine_says_of_its_stages_stands_where_no_call_was_seen() -> None:
+    """vLLM tells how long it compiled and captured, when it has done so."""
+    scene = (
+        router_switch().log(NEW, "compiled", 525, s=0.02).log(NEW, "graphs_captured", 550, s=0.015)
+    )
+    found = parts(scene.only_request(), "init")
+    spans = {name: (ms(part.start_ns), ms(part.end_ns), part.basis) for name, part in found.items()}
+    assert spans["compile"] == (505, 525, "inferred")
+    assert spans["graph_capture"] == (535, 550, "inferred")
+    assert value(found["compile"].evidence, "the engine said how long it compiled") == 20 * MS
+    called = parts(gpu_switch().log(NEW, "graphs_captured", 550, s=0.015).only_request(), "init")
+    assert called["graph_capture"].spent_ns == 10 * MS
+
+
 # -- transfer -------------------------------------------------------------------------------------
 
 
@@ -429,10 +443,10 @@ def sampled() -> Scene:
 
 def test_lanes_only_where_there_is_something_to_show() -> None:
     assert "gpu" not in text(router_switch()).lower()
-    shown = text(sampled())
+    shown = text(sampled().wait(NEW, 165, 166, Wait.LOCK))
     for label in (
         "gpu 0 memory", "gpu 0 busy", "gpu 0 link in", "gpu 0 clock", "gpu 0 slowed", "to the GPU",
-        "init holds: compile 10.00 ms",
+        "init holds: compile 10.00 ms", "load copies: copied to the device 168 MB, storage was",
     ):  # fmt: skip
         assert label in shown, shown
 

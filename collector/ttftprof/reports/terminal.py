@@ -17,7 +17,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from ttftprof.model import Action, FileUse, Report, Request, Verdict
+from ttftprof.model import Action, FileUse, Part, Report, Request, Verdict
 from ttftprof.reports import python, scale, tables, words
 from ttftprof.reports.flame import Layout, flame
 from ttftprof.reports.overview import Asked, legend, overview
@@ -283,6 +283,19 @@ def _print_parts(page: Page, request: Request) -> None:
         if told:
             spent = ", ".join(f"{part.part} {scale.duration(part.spent_ns)}" for part in told)
             page.add_text(f"  {phase.phase} holds: {spent}", _DIM)
+        for part in phase.parts:
+            if part.part == "transfer":
+                page.add_text(f"  {phase.phase} copies: {_quantities(part)}", _DIM)
+
+
+def _quantities(part: Part) -> str:
+    """How much was copied, and how long storage was read meanwhile."""
+    units = {"bytes": scale.size, "ns": scale.duration}
+    return ", ".join(
+        f"{e.what} {units[e.unit](e.value)}"
+        for e in part.evidence
+        if e.unit in units and isinstance(e.value, int)
+    )
 
 
 def _print_files(page: Page, used: Sequence[FileUse], everything: bool) -> None:

@@ -28,7 +28,7 @@ from ttftprof.recording import Source
 PERIOD_NS = 20 * NS_PER_MS
 SLOW_PERIOD_NS = 50 * NS_PER_MS
 HUNG_NS = NS_PER_S
-NO_GPU = "no NVIDIA driver library, and no other device that can render"
+NO_GPU = "no NVIDIA driver library, no other device that renders"
 JOIN_S = 0.2
 _MOST = (1 << 32) - 1
 CPU_SHARE = 0.008  # of a core, above which less is asked
