@@ -42,7 +42,8 @@ def proc_address(cuda: Any, name: bytes, flags: int) -> Any:
     address, status = ctypes.c_void_p(), ctypes.c_int()
     wanted = ctypes.c_ulonglong(flags)
     cuda.cuGetProcAddress_v2(name, ctypes.byref(address), 12020, wanted, ctypes.byref(status))
-    return ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)(address.value or 0)
+    arguments = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p
+    return ctypes.CFUNCTYPE(ctypes.c_int, *arguments)(address.value or 0)
 
 
 def main() -> None:
