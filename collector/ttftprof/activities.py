@@ -96,6 +96,15 @@ def process_activities(
     return _joined(starts[order], ends[order], codes[order])
 
 
+def while_idle(mine: Activities, others: Activities) -> Activities:
+    """Both of one span: where mine is idle, what the others' process did, which it waited for."""
+    edges = np.unique(np.concatenate([mine.start_ns, others.start_ns, mine.end_ns[-1:]]))
+    at = edges[:-1]
+    own = mine.code[np.searchsorted(mine.start_ns, at, side="right") - 1]
+    other = others.code[np.searchsorted(others.start_ns, at, side="right") - 1]
+    return _joined(at, edges[1:], np.where(own == _CODE["idle"], other, own))
+
+
 def cpu_wait_ns(timeline: Timeline, tgid: int, start_ns: int, end_ns: int) -> int:
     """How long threads of a process were ready to run and did not, summed over threads."""
     return timeline.derived(_ready_times, tgid).between(start_ns, end_ns)

@@ -19,7 +19,7 @@ from ttftprof import (
     remote,
     storage,
 )
-from ttftprof.activities import merged, process_activities
+from ttftprof.activities import merged, process_activities, while_idle
 from ttftprof.circumstances import Circumstances
 from ttftprof.diagnosis.gpu_rules import hints_of
 from ttftprof.events import Kind, Records
@@ -35,7 +35,7 @@ from ttftprof.model import (
     Verdict,
     first_weights,
 )
-from ttftprof.phases import Served, Started
+from ttftprof.phases import Served, Started, StartUp
 from ttftprof.recording import Reader
 from ttftprof.timeline import FileFacts, Timeline, build, split_by
 from ttftprof.tracks import tracks_of
@@ -134,10 +134,10 @@ def _request(
     front, mine = served.front, served.last_hop
     parts = phases.partition(timeline, served, everyone)
     critical = phases.critical_processes(timeline, served, parts, everyone)
-    activities = _activities(timeline, parts, critical)
+    start = phases.start_up(timeline, served)
+    activities = _activities(timeline, parts, critical, start)
     parts = gpu_parts.with_parts(timeline, parts, critical, activities)
     parts = gpu_memory.with_eviction(timeline, parts)
-    start = phases.start_up(timeline, served)
     parts = phases.with_naps(parts, start.woken if start else None)
     known = circumstances.circumstances_of(timeline, served, start, parts, critical, everyone)
     parts = circumstances.with_lazy_load(parts, known.lazy_bytes)
@@ -198,7 +198,7 @@ def _start(timeline: Timeline, started: Started, identity: str) -> Request:
     parts, process, weights = started.phases, started.start.process, started.start.weights
     begin_ns, end_ns = parts[0].start_ns, parts[-1].end_ns
     critical = started.critical_processes()
-    activities = _activities(timeline, parts, critical)
+    activities = _activities(timeline, parts, critical, started.start)
     parts = gpu_parts.with_parts(timeline, parts, critical, activities)
     parts = gpu_memory.with_eviction(timeline, parts)
     files = storage.files_of(timeline, started.start, {process.tgid}, begin_ns, end_ns, parts)
@@ -238,11 +238,21 @@ def _engine_name(timeline: Timeline, tgid: int) -> str | None:
     return engine.name if engine else None
 
 
-def _activities(timeline: Timeline, parts: Sequence[Phase], critical: Sequence[int]) -> Activities:
+def _activities(
+    timeline: Timeline, parts: Sequence[Phase], critical: Sequence[int], start: StartUp | None
+) -> Activities:
     return merged(
-        process_activities(timeline, tgid, phase.start_ns, phase.end_ns, phase.phase == "load")
-        for phase, tgid in zip(parts, critical, strict=True)
+        _of_phase(timeline, phase, tgid, start) for phase, tgid in zip(parts, critical, strict=True)
     )
+
+
+def _of_phase(timeline: Timeline, phase: Phase, tgid: int, start: StartUp | None) -> Activities:
+    """What its process did. Once an engine's worker has nothing to do, its server is waited for."""
+    window = phase.start_ns, phase.end_ns
+    mine = process_activities(timeline, tgid, *window, phase.phase == "load")
+    if phase.phase != "init" or start is None or not start.launchers:
+        return mine
+    return while_idle(mine, process_activities(timeline, start.launchers[0].tgid, *window))
 
 
 def _request_notes(timeline: Timeline, served: Served) -> list[str]:

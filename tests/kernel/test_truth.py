@@ -202,12 +202,12 @@ NOTES = {
     "ollama_expired": "without a request",
     "ollama_other_context": "other options (-c 4096 → 8192)",
     "back_with_a_long_prompt": "the switch lost the prompt cache: all 700 tokens",
-    "vllm_woken": "woken from sleep level 1",
-    "vllm_woken_anew": "woken from sleep level 2",
+    "vllm_woken": "put to sleep (level 1)",
+    "vllm_woken_anew": "put to sleep (level 2)",
 }
 SAID = {
     "swap_switch": "once a second",
-    "swap_to_sglang": "looks for the outcome once a second",
+    "swap_to_sglang": "sleeps 1 s before it first asks",
     "ollama_switch": "until the GPU's free memory has risen",
     "vllm_cache_full": "no room in the KV cache",
     "lazy_mmap": "a load in disguise",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ttftprof.events import Wait
 from ttftprof.model import Request
 from ttftprof.phases import critical_processes, partition, requests_of
 from unit.recordings import B_GGUF, FRONT, MIB, NEW, OLD, Scene
@@ -140,8 +141,12 @@ def test_a_server_that_listens_before_its_warm_up_is_able_after_it() -> None:
     scene.opened(CORE, B_GGUF, 249).has_read(CORE, B_GGUF, 250, 300, 100 * MIB)
     scene.log(CORE, "load_end", 300).log(NEW, "serving", 400).log(NEW, "model_loaded", 560)
     scene.connected(FRONT, 571, local=40_001, remote=9_001).request(FRONT, 100, token=716)
+    scene.wait(CORE, 350, 560, Wait.NETWORK).wait(NEW, 102, 390, Wait.PIPE)
+    scene.wait(NEW, 401, 501, Wait.TIMER)
     request = scene.request(NEW, 572, token=715, ports=(9_001, 40_001)).only_request()
     assert ("init", 300, 560, O) in parts(request.phases)
+    spent = request.phase_activity()["init"]
+    assert {name: ns / 1e6 for name, ns in spent.items()} == {"cpu": 120, "idle": 40, "sleep": 100}
 
 
 def test_a_worker_is_of_its_programs_engine() -> None:

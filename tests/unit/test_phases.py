@@ -107,6 +107,12 @@ def test_without_any_act_seen_eviction_begins_at_once() -> None:
     check(request, ("evict", 100, 163, O), *STARTED)
 
 
+def test_an_old_process_that_is_slow_to_leave_the_cpu_made_room() -> None:
+    """Its parent was told of its end, and started the next one, while it was preempted."""
+    request = started(two_models().signalled(OLD, 103).exited(OLD, 150, gone=170)).only_request()
+    check(request, ("queue", 100, 103, I), ("evict", 103, 163, O), *STARTED)
+
+
 def test_acts_of_before_and_after_are_not_this_eviction() -> None:
     scene = ended(two_models()).signalled(OLD, 20).log(FRONT, "evicting", 40).signalled(OLD, 700)
     check(started(scene).only_request(), ("queue", 100, 103, I), ("evict", 103, 163, O), *STARTED)

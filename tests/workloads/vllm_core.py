@@ -107,6 +107,7 @@ class EngineCore:
         return {}
 
     def _wake(self, _level: int) -> dict[str, int]:
+        """One call brings back weights and cache: from outside, all of it is the load."""
         began_ns = now_ns()
         if self._slept_at == 1:
             self._engine.spend(self._model.nap_ns)
@@ -119,7 +120,7 @@ class EngineCore:
         self._log.plain(
             f"INFO [abstract.py:250] It took {took:.6f} seconds to wake up tags {tags}."
         )
-        return _loaded_at(loaded)
+        return _loaded_at(loaded) | {"last_weight_ns": now_ns()}
 
     def _admit(self) -> None:
         """With the lock held: all that fit, in order."""

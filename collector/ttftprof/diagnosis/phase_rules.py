@@ -215,7 +215,9 @@ def _wakes_up(blamed: Blamed) -> Finding | None:
     woken = blamed.facts.known.woken
     if woken is None:
         return None
-    deep = woken.slept is not None and woken.slept.level == 2
+    weights = blamed.weights
+    used = weights is not None and (weights.bytes_from_storage or weights.bytes_from_cache)
+    deep = woken.slept.level == 2 if woken.slept else bool(used)
     way = "reads its weights again" if deep else "copies its weights back from the host's memory"
     action = Action(
         "let it sleep at level 1 if the host has memory for its weights: nothing is read then"

@@ -14,7 +14,8 @@ RESTART_NS = 120_000_000_000  # an older end belongs to no restart
 
 
 def evicted(timeline: Timeline, served: Served, start: StartUp) -> Process | None:
-    """The process whose end made room: the last to go between arrival and launch."""
+    """The process whose end made room: the last to go between arrival and launch. On a busy machine
+    its parent may be told of its end, and start the next, before it has left the CPU for good."""
     assert start.began is not None
     ours = {served.front.tgid, served.server}
     gone = [
@@ -22,7 +23,8 @@ def evicted(timeline: Timeline, served: Served, start: StartUp) -> Process | Non
         for lives in timeline.processes.values()
         for life in lives
         if life.tgid not in ours
-        and served.front.start_ns <= life.gone_ns <= start.began.ns
+        and served.front.start_ns <= life.gone_ns
+        and (life.exit_ns or life.gone_ns) <= start.began.ns
         and (held_a_model(timeline, life) or _is_runner_of(served.front.tgid, life))
     ]
     return max(gone, key=lambda p: p.gone_ns, default=None)
