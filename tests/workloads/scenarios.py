@@ -462,7 +462,7 @@ _ALL = [
             engine="sglang",
             load_mode="read",
             fit_pass=False,
-            init_ns=2_500 * MS,
+            init_ns=1_500 * MS,
             compute="sleep",
         ),
         weights_b_bytes=_SMALL_B_BYTES,

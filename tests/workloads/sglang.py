@@ -25,6 +25,7 @@ from .config import load_config
 from .oneself import name_oneself
 from .vllm import ApiServer, Core, main
 from .vllm_core import EngineCore
+from .wire import now_ns
 
 LOOK_S = 1.0
 HEALTH_LOOK_S = 1.0
@@ -96,17 +97,18 @@ class HttpServer(ApiServer):
     start_engine = staticmethod(spawn_engine)
     _up = False
 
-    def _become_ready(self) -> None:
+    def _become_ready(self, _accepts_ns: int) -> None:
         """What `_wait_and_warmup` does, in the main thread."""
         while not self._asks_itself("GET /model_info", b""):
             pass
         body = {"text": "The capital city of France is", "sampling_params": {"max_new_tokens": 8}}
         self._ask_itself("POST /generate", json.dumps(body).encode())
+        ready_ns = now_ns()
         self._up = True
         self._log.plain(
             f"[{time.strftime('%Y-%m-%d %H:%M:%S')}] The server is fired up and ready to roll!"
         )
-        self._say_able({})
+        self._say_able({}, ready_ns)
 
     def _asks_itself(self, what: str, body: bytes) -> bool:
         time.sleep(LOOK_S)

@@ -111,20 +111,21 @@ class ApiServer:
         listener = wire.listen(host, port)
         self._host, self._port = host, port
         self._log.plain("INFO:     Application startup complete.")
+        accepts_ns = now_ns()
         threading.Thread(
             target=wire.accept_each, args=(listener, self._connection), daemon=True
         ).start()
-        self._become_ready()
+        self._become_ready(accepts_ns)
         while os.read(0, 4096):
             pass
         self._leave()
 
-    def _become_ready(self) -> None:
-        self._say_able(self._core.started)
+    def _become_ready(self, accepts_ns: int) -> None:
+        self._say_able(self._core.started, accepts_ns)
 
-    def _say_able(self, loaded: dict[str, Any]) -> None:
+    def _say_able(self, loaded: dict[str, Any], ready_ns: int) -> None:
         """To the truth, anew whenever the weights have come back."""
-        told = {"pid": os.getpid(), "model": self._alias, "ready_ns": now_ns()}
+        told = {"pid": os.getpid(), "model": self._alias, "ready_ns": ready_ns}
         self._truth.write("runner", **self._core.started | loaded | told)
 
     def _leave(self) -> None:
@@ -144,7 +145,7 @@ class ApiServer:
             self._nap("sleep", level)
             connection.sendall(wire.json_response(200, {"status": "sleeping", "level": level}))
         elif request.path == "/wake_up":
-            self._say_able(self._nap("wake_up", 0))
+            self._say_able(self._nap("wake_up", 0), now_ns())
             connection.sendall(wire.json_response(200, {"status": "awake", "tags": None}))
         elif request.path in ("/health", "/is_sleeping"):
             connection.sendall(wire.json_response(200, {}))
