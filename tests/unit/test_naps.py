@@ -149,6 +149,33 @@ def test_a_server_that_listens_before_its_warm_up_is_able_after_it() -> None:
     assert {name: ns / 1e6 for name, ns in spent.items()} == {"cpu": 120, "idle": 40, "sleep": 100}
 
 
+def without_logs(listened: float) -> Scene:
+    """A front starts an engine of two processes; the one that serves listens at a moment."""
+    scene = Scene().process(FRONT, "front", engine="llama-swap").file(B_GGUF, "/hub/b.safetensors")
+    scene.forked(NEW, 102, parent=FRONT).executed(NEW, 102, argv=["sglang"], engine="sglang")
+    scene.forked(CORE, 200, parent=NEW).executed(CORE, 200, "python3", argv=SPAWNED, ppid=NEW)
+    scene.opened(CORE, B_GGUF, 249).has_read(CORE, B_GGUF, 250, 300, 100 * MIB)
+    scene.listened(NEW, listened).request(FRONT, 100, token=716)
+    scene.connected(FRONT, 571, local=40_001, remote=9_001)
+    return scene.request(NEW, 572, token=715, ports=(9_001, 40_001))
+
+
+def test_without_logs_the_engines_server_is_able_when_it_listens() -> None:
+    request = without_logs(540).only_request()
+    assert parts(request.phases)[-3:-1] == [("init", 300, 540, O), ("ready_gap", 540, 572, O)]
+
+
+def test_a_server_that_refuses_after_it_listens_is_able_when_it_passes_a_check() -> None:
+    """What it asks itself meanwhile is no check."""
+    scene = nap(without_logs(400), NEW, "/health", 410, 411, status=503)
+    scene.connected(NEW, 450, local=43_000, remote=9_001).request(
+        NEW, 450, headers=451, end=451, ports=(9_001, 43_000), endpoint="/model_info",
+        generates=False, status=200,
+    )  # fmt: skip
+    request = nap(scene, NEW, "/health", 550, 560).only_request()
+    assert ("init", 300, 560, I) in parts(request.phases)
+
+
 def test_a_worker_is_of_its_programs_engine() -> None:
     timeline = engine_of_four().timeline()
     found = [timeline.engine_of(pid) for pid in (CORE, WORKER, FRONT)]

@@ -405,12 +405,16 @@ def _said_ready(timeline: Timeline, process: Process, after_ns: int, before_ns: 
 
 def _who_may_say_it(timeline: Timeline, process: Process) -> Iterator[tuple[int, str]]:
     """In order: of one engine, whose server may listen before it is able, first what that says."""
-    yield process.tgid, "model_loaded"
-    parents, engine = list(ancestors(timeline, process)), timeline.engine_of(process.tgid)
-    if engine is not None:
-        yield from ((p, "model_loaded") for p in parents if timeline.engine_of(p) is engine)
+    yield from ((tgid, "model_loaded") for tgid in _same_engine(timeline, process))
     yield process.tgid, "serving"
-    yield from ((parent, "serving") for parent in parents)
+    yield from ((parent, "serving") for parent in ancestors(timeline, process))
+
+
+def _same_engine(timeline: Timeline, process: Process) -> list[int]:
+    """A process and those of its ancestors that are of the same engine: one of them serves."""
+    engine = timeline.engine_of(process.tgid)
+    parents = ancestors(timeline, process) if engine is not None else ()
+    return [process.tgid, *(tgid for tgid in parents if timeline.engine_of(tgid) is engine)]
 
 
 def _last_empty_run(
@@ -436,26 +440,39 @@ def _began_to_listen(
     timeline: Timeline, process: Process, after_ns: int, before_ns: int
 ) -> Edge | None:
     listens = timeline.of_kind(Kind.LISTEN)
-    mine = listens[(listens["tgid"] == process.tgid) & (listens["start_ns"] <= before_ns)]
+    own = np.isin(listens["tgid"], _same_engine(timeline, process))
+    mine = listens[own & (listens["start_ns"] <= before_ns)]
     late = mine["start_ns"][mine["start_ns"] >= after_ns]
     if not len(late):
         return None
+    looks = _looks(timeline, process, int(late[-1]), before_ns)
+    if any(look.status != 200 for look in looks):
+        return None  # it listened before it was able to serve
     return Edge(int(late[-1]), OBSERVED, Evidence("sockets", "it began to listen"))
+
+
+def _looks(timeline: Timeline, process: Process, after_ns: int, before_ns: int) -> list[Exchange]:
+    """The looks of others at a server that were answered in an interval."""
+    own = _same_engine(timeline, process)
+    return [
+        e
+        for e in timeline.exchanges
+        if e.tgid in own
+        and not e.generates
+        and e.headers_ns
+        and after_ns <= e.headers_ns <= before_ns
+    ]
 
 
 def _passed_a_check(
     timeline: Timeline, process: Process, after_ns: int, before_ns: int
 ) -> Edge | None:
     """A look at it that it passed; it was able to before, from when it had nothing more to do."""
-    looks = [
-        e
-        for e in timeline.exchanges
-        if e.tgid == process.tgid
-        and not e.generates
-        and e.headers_ns
-        and after_ns <= e.headers_ns <= before_ns
-    ]
-    passed = next((e for e in looks if e.status == 200), None)
+    looks = _looks(timeline, process, after_ns, before_ns)
+    asked_by_itself = _ports_of(timeline, _same_engine(timeline, process))
+    passed = next(
+        (e for e in looks if e.status == 200 and e.remote_port not in asked_by_itself), None
+    )
     if passed is None or passed.headers_ns is None:
         return None
     refused = [e.headers_ns for e in looks if e.status != 200 and e.start_ns < passed.start_ns]
@@ -467,6 +484,12 @@ def _passed_a_check(
         return Edge(idle_ns, INFERRED, Evidence("scheduler", at_rest))
     found = Evidence("sockets", "first health check that it passed")
     return Edge(passed.headers_ns, INFERRED, found)
+
+
+def _ports_of(timeline: Timeline, tgids: Sequence[int]) -> set[int]:
+    """The local ports of connections that these processes opened."""
+    connects = timeline.of_kind(Kind.CONNECT)
+    return {int(a) >> 16 for a in connects["a"][np.isin(connects["tgid"], tgids)]}
 
 
 _AT_REST = ("idle", "lock")
