@@ -29,6 +29,7 @@ from ttftprof.engines.markers import SYMBOL_MARKS
 from ttftprof.errors import RecordingError
 from ttftprof.events import Kind, Records, Wait
 from ttftprof.gpu_facts import GpuFacts
+from ttftprof.looks import begins_of_use, with_holds
 from ttftprof.model import Relief
 from ttftprof.python_facts import PythonFacts
 from ttftprof.recording import Facts, Source
@@ -37,6 +38,7 @@ from ttftprof.sources.mountstats import MountStats, ShareStats
 
 Ints = npt.NDArray[np.int64]
 FOREVER = int(np.iinfo(np.int64).max)
+_NEVER: Ints = np.empty(0, np.int64)
 _Derived = TypeVar("_Derived")
 _Key = TypeVar("_Key", bound=Hashable)
 _IMPOSSIBLE_NS = 1 << 62  # 146 years of uptime: no clock says so, only a damaged record
@@ -370,7 +372,7 @@ def _build(reader: Facts) -> Timeline:
         marks=marks,
         engine_loads=tuple(sorted(_engine_loads(reader, marks), key=lambda load: load.ns)),
         exchanges=tuple(_exchanges(reader, by_kind, armed_ns)),
-        files=_files(reader, np.unique(threads["ns"].astype(np.int64)), end_ns),
+        files=_files(reader, by_kind, np.unique(threads["ns"].astype(np.int64)), end_ns),
         events=by_kind,
         thread_rows={tgid: rows for (tgid,), rows in split_by(threads, "tgid").items()},
         remote=remote.reads_of(by_kind),
@@ -768,8 +770,12 @@ def _whole(value: Any, at_least: int = 0) -> int | None:
 # -- files ----------------------------------------------------------------------------------------
 
 
-def _files(reader: Facts, looks: Ints, end_ns: int) -> dict[tuple[int, int], FileFacts]:
+def _files(
+    reader: Facts, by_kind: Mapping[Kind, Records], looks: Ints, end_ns: int
+) -> dict[tuple[int, int], FileFacts]:
     """The followed files. `looks`: every moment at which the recorder read the counters."""
+    uses = np.concatenate([by_kind[Kind.TOUCH], by_kind[Kind.READ]])
+    used = {key: begins_of_use(own) for key, own in split_by(uses, "dev", "ino").items()}
     rows, _ = _possible(reader.stream("files"), "ns")
     rows = rows[np.argsort(rows["ns"], kind="stable")]
     parts = split_by(rows, "dev", "ino")
@@ -789,7 +795,7 @@ def _files(reader: Facts, looks: Ints, end_ns: int) -> dict[tuple[int, int], Fil
             mount=fact.get("mount"),
             options=fact.get("options"),
             read_ahead_kb=fact.get("read_ahead_kb"),
-            rows=_with_holds(own, looks, end_ns),
+            rows=with_holds(own, looks, used.get((dev, ino), _NEVER), end_ns),
             is_weights=looks_like_weights(path),
             max_request_kb=_whole(fact.get("max_request_kb")),
             line_bytes_per_second=_rate(fact.get("line_bytes_per_second")),
@@ -802,19 +808,3 @@ def _files(reader: Facts, looks: Ints, end_ns: int) -> dict[tuple[int, int], Fil
 def _rate(value: Any) -> float | None:
     fits = isinstance(value, (int, float)) and 0 < value < 1e18
     return float(value) if fits else None
-
-
-def _with_holds(rows: Records, looks: Ints, end_ns: int) -> Records:
-    """Rows are written when they change: adds the unchanged row at the last look before each
-    change and at the end, so that a counter grows between two looks and not since its last row."""
-    if not len(rows):
-        return rows
-    stamps = rows["ns"].astype(np.int64)
-    where = np.searchsorted(looks, stamps[1:], side="left") - 1
-    before = np.where(where >= 0, looks[np.maximum(where, 0)], 0) if len(looks) else stamps[1:] * 0
-    held = before > stamps[:-1]
-    holds = np.concatenate([rows[:-1][held], rows[-1:]])
-    holds["ns"] = np.append(before[held], max(end_ns, int(stamps[-1])))
-    both = np.concatenate([rows, holds])
-    ordered: Records = both[np.argsort(both["ns"], kind="stable")]
-    return ordered
