@@ -726,7 +726,7 @@ _COUNTS = ("status", "prompt_tokens", "cached_tokens", "completion_tokens")
 def _exchanges(reader: Facts, by_kind: Mapping[Kind, Records], armed_ns: int) -> Iterator[Exchange]:
     facts = [fact for _, fact in reader.facts("exchange")]
     own = OwnConnections(int(fact["local_port"]) for fact in facts)
-    for kind in (Kind.LISTEN, Kind.CONN, Kind.CONNECT, Kind.FORWARD):
+    for kind in (Kind.LISTEN, Kind.CONN, Kind.ACCEPT, Kind.CONNECT, Kind.FORWARD):
         own.learn(by_kind[kind])
     for fact in sorted(facts, key=lambda f: int(f["start_ns"])):
         unseen = BEGAN_BEFORE in (fact.get("notes") or ())
