@@ -464,8 +464,9 @@ class Request:
 class Series:
     """A counter over time: `values[i]` is its running total (or level) at `ns[i]`.
 
-    `name`: storage_bytes (total), major_faults, minor_faults (totals), cached_bytes (level).
-    `path` names the file it belongs to, None for all.
+    `name`: storage_bytes (total), major_faults, minor_faults (totals), cached_bytes (level),
+    transfer_bytes (total, to devices), gpu_… (levels of a device or of a process on it).
+    `path` names the file or device it belongs to, None for all.
     """
 
     name: str

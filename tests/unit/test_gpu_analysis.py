@@ -260,6 +260,11 @@ def test_eviction_has_the_memorys_edges() -> None:
     assert value(evict.evidence, "and used anew after another") == 60 * MS
 
 
+def test_the_terminal_tells_the_memorys_edges() -> None:
+    shown = " ".join(text(given_back(gpu_switch().gpu())).split())
+    assert "evict memory: memory given back on GPU 0 4.29 GB, it was back after 57.00 ms" in shown
+
+
 def test_eviction_names_the_processes_where_the_driver_does() -> None:
     """The old model's memory falls in two steps, the new one's rises in two; one more rests."""
     scene = given_back(gpu_switch().gpu())

@@ -17,7 +17,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from ttftprof.model import Action, FileUse, Part, Report, Request, Verdict
+from ttftprof.model import Action, Evidence, FileUse, Report, Request, Verdict
 from ttftprof.reports import python, scale, tables, words
 from ttftprof.reports.flame import Layout, flame
 from ttftprof.reports.overview import Asked, legend, overview
@@ -283,17 +283,19 @@ def _print_parts(page: Page, request: Request) -> None:
         if told:
             spent = ", ".join(f"{part.part} {scale.duration(part.spent_ns)}" for part in told)
             page.add_text(f"  {phase.phase} holds: {spent}", _DIM)
-        for part in phase.parts:
-            if part.part == "transfer":
-                page.add_text(f"  {phase.phase} copies: {_quantities(part)}", _DIM)
+        copies = [e for p in phase.parts if p.part == "transfer" for e in p.evidence]
+        edges = [e for e in phase.evidence if e.source == "gpu"]
+        for what, evidence in (("copies", copies), ("memory", edges)):
+            if evidence:
+                page.add_text(f"  {phase.phase} {what}: {_quantities(evidence)}", _DIM)
 
 
-def _quantities(part: Part) -> str:
-    """How much was copied, and how long storage was read meanwhile."""
+def _quantities(evidence: Iterable[Evidence]) -> str:
+    """`copied to the device 168 MB, storage was read while copying 35.00 ms`"""
     units = {"bytes": scale.size, "ns": scale.duration}
     return ", ".join(
-        f"{e.what} {units[e.unit](e.value)}"
-        for e in part.evidence
+        f"{plain(e.what, 80)} {units[e.unit](e.value)}"
+        for e in evidence
         if e.unit in units and isinstance(e.value, int)
     )
 
