@@ -41,7 +41,9 @@ def with_eviction(timeline: Timeline, phases: Sequence[Phase]) -> tuple[Phase, .
         return tuple(phases)
     evict = phases[at]
     told = [e for edge in edges for e in _told(timeline, edge, evict.start_ns, end_ns)]
-    told += _retries(timeline, begin_ns, end_ns)
+    # What is refused once the weights are in is too big, and not too early.
+    loaded_ns = max((p.end_ns for p in phases if p.phase == "load"), default=end_ns)
+    told += _retries(timeline, begin_ns, loaded_ns)
     return (*phases[:at], replace(evict, evidence=(*evict.evidence, *told)), *phases[at + 1 :])
 
 
