@@ -216,7 +216,7 @@ class PathModel:
     latency, at most the link's rate.
 
     `latency_ns`: of a request without its bytes' time on the link. `link_bytes_per_second`: what
-    bursts of requests got; None if nothing tells it from the latency. `read_request_bytes` and
+    it gives at most; None if nothing tells it. `read_request_bytes` and
     `read_depth`: what 1 MiB reads in order make of the readahead in force; `read_bytes_per_second`
     and `read_ns` are the model's for these bytes read so. None without a link's rate or readahead.
     """
@@ -234,8 +234,9 @@ class FileUse:
     """What one request did with one file. `access`: mmap, read, direct, mixed.
 
     `requests`: asked of the disk, server or daemon. `sequential_share`: of them, those that went on
-    where another ended. `evicted`, `reclaimed` (evicted because memory was short) and `refaulted`
-    bytes (from storage although they had been in the cache while recording ran).
+    where another ended. `evicted`, `reclaimed` (evicted because memory was short; `before`: while
+    recording ran, but before this) and `refaulted` bytes (from storage although they had been in
+    the cache while recording ran).
     `read_by_others_bytes`: other programs brought into the cache meanwhile. `rates`:
     (moment, bytes per second until the next moment), at most `RATES` of them. `path_model`: see
     there. `read_amplification`: bytes from storage for each that was needed, at least 1: what was
@@ -268,6 +269,7 @@ class FileUse:
     by_phase: tuple[PhaseShare, ...] = ()
     evicted_bytes: int | None = None
     reclaimed_bytes: int | None = None
+    reclaimed_before_bytes: int | None = None
     refaulted_bytes: int | None = None
     read_by_others_bytes: int | None = None
     rates: tuple[tuple[int, float], ...] = ()

@@ -8,7 +8,6 @@ is the client's own work. Sums over reads that overlap exceed the time that pass
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -157,66 +156,6 @@ def busy_ns(reads: Records) -> int:
         return 0
     stamps, depth = depths(reads)
     return int(np.diff(stamps)[depth[:-1] > 0].sum())
-
-
-@dataclass(frozen=True, slots=True)
-class PathModel:
-    """A path as a delay and a link: a read's bytes cross the link one read after the other, and
-    its answer comes `delay_ns` later. The rate is None if nothing tells it from the delay."""
-
-    delay_ns: float
-    bytes_per_second: float | None
-
-
-TOGETHER = 0.2  # of the gap between two answers: reads handed over closer than this are one burst
-
-
-_TIMED = np.dtype([("start_ns", "<i8"), ("end_ns", "<i8"), ("got_bytes", "<i8")])
-
-
-def path_model(reads: Records) -> PathModel | None:
-    """The delay and rate that explain the times of some answered reads; medians, so that a stray
-    delay does not matter.
-
-    In a burst the link is the bottleneck: bytes over the gap to the answer before is its rate.
-    A read that found the path idle took the delay and its own bytes' time.
-    """
-    usable = ~reads["unanswered"] & ~reads["failed"] & (reads["got_bytes"] > 0)
-    answered = np.empty(np.count_nonzero(usable), _TIMED)  # of a long recording: a quarter of it
-    if not len(answered):
-        return None
-    for name in _TIMED.names or ():
-        answered[name] = reads[name][usable]
-    answered = answered[np.argsort(answered["start_ns"], kind="stable")]
-    busy_until = np.maximum.accumulate(np.concatenate([[0], answered["end_ns"][:-1]]))
-    lone = answered[answered["start_ns"] >= busy_until]
-    took = (lone["end_ns"] - lone["start_ns"]).astype(np.float64)
-    sizes_bytes = lone["got_bytes"].astype(np.float64)
-    rate = _burst_rate(answered) or _rate_by_size(took, sizes_bytes)
-    if rate is None:
-        return PathModel(float(np.median(took)), None)
-    return PathModel(max(float(np.median(took - sizes_bytes / rate * 1e9)), 0.0), rate)
-
-
-def _burst_rate(answered: Records) -> float | None:
-    by_end = answered[np.argsort(answered["end_ns"], kind="stable")]
-    gap = np.diff(by_end["end_ns"]).astype(np.float64)
-    apart = np.abs(np.diff(by_end["start_ns"])).astype(np.float64)
-    together = by_end["start_ns"][1:] < by_end["end_ns"][:-1]
-    burst = together & (gap > 0) & (apart < TOGETHER * gap)
-    if np.count_nonzero(burst) < 3:
-        return None
-    return float(np.median(by_end["got_bytes"][1:][burst] / gap[burst])) * 1e9
-
-
-def _rate_by_size(took: Records, sizes_bytes: Records) -> float | None:
-    """The slope of time over size, where lone reads of different sizes show one."""
-    distinct = np.unique(sizes_bytes)
-    if len(distinct) < 2:
-        return None
-    medians = [np.median(took[sizes_bytes == size]) for size in distinct]
-    slope = float(np.polyfit(distinct, medians, 1)[0])
-    return 1e9 / slope if slope > 0 else None
 
 
 TOTALS = ("requests", "queue_ns", "wire_ns", "total_ns", "retransmits")

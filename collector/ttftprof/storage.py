@@ -119,8 +119,8 @@ def _file_use(span: _Span, file: FileFacts, is_weights: bool) -> FileUse:
     asked = storage_requests.of_file(timeline, file, start_ns, end_ns)
     counted_leaving = counts and timeline.counts_refaults
 
-    def grew(counter: str) -> int | None:
-        return file.delta(counter, start_ns, end_ns) * page if counted_leaving else None
+    def grew(counter: str, since_ns: int = start_ns, until_ns: int = end_ns) -> int | None:
+        return file.delta(counter, since_ns, until_ns) * page if counted_leaving else None
 
     refaulted = grew("refaulted_pages")
 
@@ -153,6 +153,7 @@ def _file_use(span: _Span, file: FileFacts, is_weights: bool) -> FileUse:
         by_phase=tuple(_by_phase(span, file, asked, counts)),
         evicted_bytes=grew("evicted_pages"),
         reclaimed_bytes=grew("reclaimed_pages"),
+        reclaimed_before_bytes=grew("reclaimed_pages", 0, start_ns),
         refaulted_bytes=refaulted,
         read_by_others_bytes=by_others if counts else None,
         rates=_rates(file, asked, page, start_ns, end_ns),

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ttftprof.engines.catalog import looks_like_weights
 from ttftprof.model import Action, FileUse, MemoryUse, MountUse, PathModel, file_of_load
 from ttftprof.reports import scale
 
@@ -18,8 +19,11 @@ BETTER = 1.25  # the least gain worth advice
 REACHED = 0.8  # of a link's rate: what protocol headers leave
 TAKES_PART = 0.1  # share of the wait from which storage is no longer acquitted
 THRASHED = 0.1  # share of the bytes that had been in the cache already
+LITTLE_BYTES = 1 << 20  # of less nothing is made
 FEW = 2.0  # requests under way at once that leave a path idle between them
 SMALL_BYTES = 256 << 10
+MODEL_BYTES = 8 << 20  # from storage: a file of any name of which so much came may be a model
+SWITCH_BACK = "switch back and forth under ttftprof record: no bytes should be refaulted"
 IN_ORDER = 0.5  # share of requests that go on where another ended, from which reading is in order
 
 
@@ -40,14 +44,17 @@ class _Load:
     mount: MountUse | None
     memory: MemoryUse | None
     bytes: int
-    refaulted: int
+    thrashed: int  # of them, had been in the cache until memory was short
+    dropped: int  # of them, had been in the cache until somebody dropped them
     size_bytes: int
     spent_ns: int | None  # in which the bytes came
     waited_ns: int  # of the blamed cell
 
     @property
     def model(self) -> PathModel | None:
-        return self.weights.path_model
+        """None if this very load shows it to be wrong."""
+        model = self.weights.path_model
+        return None if model and self.exceeds(model.link_bytes_per_second) else model
 
     @property
     def rate(self) -> float | None:
@@ -61,10 +68,15 @@ class _Load:
 
     @property
     def link(self) -> float | None:
-        """The most the path gives: what bursts got, else the line rate of its link."""
+        """The most the path gives: by the model, else the line rate of its link."""
         if self.model and self.model.link_bytes_per_second:
             return self.model.link_bytes_per_second
-        return self.mount.link_bytes_per_second if self.mount else None
+        line = self.mount.link_bytes_per_second if self.mount else None
+        return None if self.exceeds(line) else line
+
+    def exceeds(self, link: float | None) -> bool:
+        """Whether the bytes came faster than a link can give, by more than the rates scatter."""
+        return bool(link and self.rate and self.rate > BETTER * link)
 
     @property
     def is_random(self) -> bool:
@@ -87,11 +99,14 @@ def convict(
     load = _load(files, mounts, memory, waited_ns)
     if load is None:
         return None
-    for find in (_memory, _pattern, _readahead, _link):
-        found = find(load)
-        if found is not None:
-            return StorageCause(found.kind, found.says, (*found.actions, *_keep_cached(load)))
-    return StorageCause("unknown", "", tuple(_keep_cached(load)))
+    finds = (find(load) for find in (_memory, _pattern, _readahead, _link))
+    found = next((f for f in finds if f is not None), StorageCause("unknown"))
+    says, drops = _dropped(load)
+    return StorageCause(
+        found.kind,
+        " ".join(s for s in (says, found.says.strip()) if s),
+        (*drops, *found.actions, *_keep_cached(load)),
+    )
 
 
 def acquit(files: Sequence[FileUse], waited_ns: int, whole_ns: int) -> StorageCause | None:
@@ -102,23 +117,33 @@ def acquit(files: Sequence[FileUse], waited_ns: int, whole_ns: int) -> StorageCa
         return None
     if weights.bytes_from_storage is None:
         return None
-    by_others = weights.read_by_others_bytes or 0
-    if not weights.bytes_from_storage and not by_others:
+    shards = [f for f in files if f.is_weights]
+    from_storage = sum(f.bytes_from_storage or 0 for f in shards)
+    by_others = sum(f.read_by_others_bytes or 0 for f in shards)
+    beside = [f for f in files if not f.is_weights and _may_be_a_model(f)]
+    if not from_storage and not by_others and not beside:
         return StorageCause(
             "cache worked",
             "Storage is not to blame: not one byte of the weights came from it.",
         )
     if waited_ns >= TAKES_PART * whole_ns:
         return StorageCause("unknown")
-    came = f"{scale.size(weights.bytes_from_storage)} came from it"
-    if weights.bytes_per_second:
+    came = f"{scale.size(from_storage)} of the weights came from it"
+    if from_storage and weights.bytes_per_second:
         came += f" at {scale.rate(weights.bytes_per_second)}"
     if by_others:
         came += f" (and {scale.size(by_others)} for other programs meanwhile)"
+    came += "".join(f", {scale.size(f.bytes_from_storage)} of {f.path}" for f in beside)
     waited = f"{scale.duration(waited_ns)} of {scale.duration(whole_ns)}"
     return StorageCause(
         "not storage", f"Storage is not to blame: {came}, and only {waited} was waiting for it."
     )
+
+
+def _may_be_a_model(file: FileUse) -> bool:
+    """Whether so much of it came from storage as does of weights, more than a header."""
+    least = LITTLE_BYTES if looks_like_weights(file.path) else MODEL_BYTES
+    return (file.bytes_from_storage or 0) >= least
 
 
 def _load(
@@ -138,7 +163,8 @@ def _load(
         mount=next((m for m in mounts if m.path == weights.mount), None),
         memory=memory,
         bytes=sum(came for came, _ in rates),
-        refaulted=sum(f.refaulted_bytes or 0 for f in shards),
+        thrashed=sum(_thrashed(f) for f in shards),
+        dropped=sum((f.refaulted_bytes or 0) - _thrashed(f) for f in shards),
         size_bytes=sum(f.size_bytes for f in shards),
         spent_ns=round(sum(came / rate for came, rate in rates if rate) * 1e9) if known else None,
         waited_ns=waited_ns,
@@ -148,24 +174,44 @@ def _load(
 # -- memory ----------------------------------------------------------------------------------------
 
 
+def _thrashed(file: FileUse) -> int:
+    """Bytes that came again, at most those that had been reclaimed."""
+    reclaimed = (file.reclaimed_bytes or 0) + (file.reclaimed_before_bytes or 0)
+    return min(file.refaulted_bytes or 0, reclaimed)
+
+
 def _memory(load: _Load) -> StorageCause | None:
-    if load.refaulted < max(THRASHED * load.bytes, 1 << 20):
+    if load.thrashed < max(THRASHED * load.bytes, LITTLE_BYTES):
         return None
-    share = load.refaulted / load.bytes
+    share = load.thrashed / load.bytes
     allowed = _allowed(load.memory)
     says = (
-        f"{scale.size(load.refaulted)} of these bytes had been in the page cache while recording "
-        f"ran, and were evicted{'' if not load.weights.reclaimed_bytes else ' for want of memory'}"
-        f"{f' ({allowed})' if allowed else ''}."
+        f"{scale.size(load.thrashed)} of these bytes had been in the page cache while recording "
+        f"ran, and were evicted for want of memory{f' ({allowed})' if allowed else ''}."
     )
     change = (
         f"make room for the cache of both models ({scale.size(load.size_bytes)} for this one"
         f"{f'; {allowed}' if allowed else ''}), or load without keeping a copy in the cache "
         "(O_DIRECT, where the server has it)"
     )
-    verify = "switch back and forth under ttftprof record: no bytes should be refaulted"
     gain = round(load.waited_ns * min(share, 1.0))
-    return StorageCause("memory", says, (Action(change, gain, verify),))
+    return StorageCause("memory", says, (Action(change, gain, SWITCH_BACK),))
+
+
+def _dropped(load: _Load) -> tuple[str, tuple[Action, ...]]:
+    """What is to be said and done where somebody dropped the cache; more memory keeps nothing."""
+    if load.dropped < max(THRASHED * load.bytes, LITTLE_BYTES):
+        return "", ()
+    says = (
+        f"{scale.size(load.dropped)} of these bytes had been in the page cache while recording "
+        "ran, and were dropped though memory was not short."
+    )
+    change = (
+        "find who drops the page cache (drop_caches, posix_fadvise with DONTNEED, or a program "
+        "that writes the file anew); more memory would not help"
+    )
+    gain = round(load.waited_ns * min(load.dropped / load.bytes, 1.0))
+    return says, (Action(change, gain, SWITCH_BACK),)
 
 
 def _allowed(memory: MemoryUse | None) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ttftprof import remote
+from ttftprof import path_model, remote
 from ttftprof.events import Kind, Records, Wait
 from ttftprof.model import PathModel, WaitSplit
 from ttftprof.timeline import FileFacts, Timeline, grouped
@@ -215,7 +215,7 @@ def model_of(timeline: Timeline, file: FileFacts) -> PathModel | None:
 def _model_of(timeline: Timeline, key: tuple[int, int]) -> PathModel | None:
     file = timeline.files[key]
     reads = of_path(timeline, file)
-    found = remote.path_model(reads)
+    found = path_model.fit(reads)
     if found is None:
         return None
     link = found.bytes_per_second or file.line_bytes_per_second

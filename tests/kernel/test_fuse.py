@@ -18,7 +18,7 @@ import pytest
 
 from kernel.slow_fuse import BYTES_PER_SECOND, DELAY_US, Daemon, mounted
 from kernel.support import Recording, recording, start_recording
-from ttftprof import remote
+from ttftprof import path_model, remote
 from ttftprof.events import Family, Kind, Records
 from ttftprof.timeline import FileFacts, Timeline, build
 
@@ -161,7 +161,7 @@ def test_the_delay_and_rate_that_were_set_are_found(
             reads, _ = reads_and_file(
                 recorded(script, daemon, tmp_path / f"{attempt}.ttft"), daemon
             )
-        found = remote.path_model(reads)
+        found = path_model.fit(reads)
         assert found
         assert found.bytes_per_second
         delay = found.delay_ns / (DELAY_US * 1000)

@@ -438,6 +438,7 @@ def _files(draw: st.DrawFn) -> FileUse:
         by_phase=tuple(draw(st.lists(_SHARES_OF_PHASES, max_size=3))),
         evicted_bytes=draw(_COUNTS),
         reclaimed_bytes=draw(_COUNTS),
+        reclaimed_before_bytes=draw(_COUNTS),
         refaulted_bytes=draw(_COUNTS),
         read_amplification=draw(st.none() | st.floats(1, 1e9)),
         read_by_others_bytes=draw(_COUNTS),

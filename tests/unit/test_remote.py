@@ -1,4 +1,4 @@
-"""Remote reads put together from records: splits, sizes, depth, the path's delay and rate."""
+"""Remote reads put together from records: splits, sizes, depth."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ttftprof import remote
+from ttftprof import path_model, remote
 from ttftprof.events import EVENT, Family, Kind, Records, RemoteFlag
 from ttftprof.sources.mountstats import MountStats, ShareStats
 
@@ -86,7 +86,7 @@ def test_what_is_not_known_is_none() -> None:
     assert totals["queue_ns"] is totals["wire_ns"] is totals["retransmits"] is None
     assert remote.sizes(reads_of()) is None
     assert remote.in_flight(reads_of()) is None
-    assert remote.path_model(reads_of()) is None
+    assert path_model.fit(reads_of()) is None
     assert remote.sequential_share(reads_of()) is None
     assert remote.busy_ns(reads_of()) == 0
 
@@ -121,45 +121,6 @@ def test_unanswered_reads_belong_to_every_later_moment() -> None:
     reads = reads_of(read(0, 99, 4096, flags=Family.NFS | RemoteFlag.UNANSWERED), read(50, 1, 4096))
     assert len(remote.begun_within(reads, 40 * MS, 60 * MS)) == 2
     assert len(remote.begun_within(reads, 60 * MS, 70 * MS)) == 1
-
-
-RATE, DELAY_MS = 100_000_000, 5.0
-
-
-def link_ms(size: int) -> float:
-    return size / RATE * 1e3
-
-
-def burst(start_ms: float, count: int, size: int) -> list[Any]:
-    """Handed over at once; the link carries one after the other."""
-    return [
-        read(start_ms + i / 1000, DELAY_MS + link_ms(size) * (i + 1) - i / 1000, size, at=size * i)
-        for i in range(count)
-    ]
-
-
-def test_bursts_tell_the_rate_and_the_delay() -> None:
-    size = 128 << 10
-    found = remote.path_model(reads_of(*(r for i in range(5) for r in burst(50 * i, 6, size))))
-    assert found
-    assert found.bytes_per_second == pytest.approx(RATE, rel=0.001)
-    assert found.delay_ns == pytest.approx(DELAY_MS * MS, rel=0.001)
-
-
-def test_lone_reads_of_two_sizes_tell_them_too() -> None:
-    sizes = [4096, 65536] * 6
-    lone = [read(100 * i, DELAY_MS + link_ms(s), s) for i, s in enumerate(sizes)]
-    found = remote.path_model(reads_of(*lone))
-    assert found
-    assert found.bytes_per_second == pytest.approx(RATE, rel=0.001)
-    assert found.delay_ns == pytest.approx(DELAY_MS * MS, rel=0.001)
-
-
-def test_lone_reads_of_one_size_tell_no_rate() -> None:
-    found = remote.path_model(reads_of(*(read(100 * i, 7, 4096) for i in range(9))))
-    assert found
-    assert found.bytes_per_second is None
-    assert found.delay_ns == 7 * MS
 
 
 def test_notes_say_what_went_wrong() -> None:
@@ -252,5 +213,5 @@ def test_any_records_give_sums_that_hold(raw: list[tuple[Kind, int, int, int, in
         assert 1 <= depth.max <= len(reads)
         assert remote.busy_ns(reads) <= int((reads["end_ns"] - reads["start_ns"]).sum())
     remote.notes(reads, {}, {}, np.zeros(0, EVENT))
-    remote.path_model(reads)
+    path_model.fit(reads)
     remote.sequential_share(reads)

@@ -133,6 +133,47 @@ def test_keeping_in_cache_is_advised_only_where_it_can_be() -> None:
     assert not keeps(verdict(use(), memory=MemoryUse(SIZE // 2, None, None)))
 
 
+def test_what_was_dropped_is_no_want_of_memory() -> None:
+    """More memory would keep nothing: the way it was read is told as ever."""
+    found = verdict(use(refaulted_bytes=SIZE), memory=MemoryUse(64 << 30, None, None))
+    assert found.kind == "pattern"
+    assert "were dropped though memory was not short" in found.says
+    assert "Mmap waits" in found.says
+    assert "drop_caches" in found.actions[0].change
+    assert found.actions[0].expected_gain_ns == 25_000 * MS
+    assert not any("both models" in action.change for action in found.actions)
+
+
+def test_what_was_reclaimed_before_the_request_is_want_of_memory() -> None:
+    found = verdict(use(refaulted_bytes=SIZE, reclaimed_before_bytes=SIZE))
+    assert found.kind == "memory"
+    assert "dropped" not in found.says
+    partly = verdict(use(refaulted_bytes=SIZE, reclaimed_before_bytes=SIZE // 4))
+    assert partly.kind == "memory"
+    assert "262 MB of these bytes" in partly.says
+    assert "786 MB of these bytes" in partly.says
+
+
+def test_a_link_slower_than_the_load_is_refuted() -> None:
+    """No disk gives ten times the most it gives: without a limit there is no verdict on it."""
+    slow = replace(
+        MODEL,
+        latency_ns=4_500_000,
+        link_bytes_per_second=58.4e6,
+        read_bytes_per_second=58.4e6,
+    )
+    fast = use(
+        path_model=slow,
+        bytes_per_second=539e6,
+        request_size_bytes=Quantiles(4 * MIB, 4 * MIB),
+        in_flight=InFlight(8.0, 9),
+    )
+    assert verdict(fast).kind == "unknown"
+    narrow = replace(MOUNT, link="interface eth0", link_bytes_per_second=125e6)
+    assert verdict(fast, mount=narrow).kind == "unknown"
+    assert verdict(replace(fast, bytes_per_second=60e6)).kind == "hardware or link"
+
+
 def test_all_shards_count_together() -> None:
     first = use(path="/models/b-1-of-2.gguf")
     second = use(path="/models/b-2-of-2.gguf")
@@ -153,7 +194,10 @@ def test_storage_is_acquitted() -> None:
     fast = acquit([use()], 30 * MS, 900 * MS)
     assert fast
     assert fast.kind == "not storage"
-    assert "1.05 GB came from it at 39.0 MB/s, and only 30.00 ms of 900.0 ms" in fast.says
+    assert (
+        "1.05 GB of the weights came from it at 39.0 MB/s, and only 30.00 ms of 900.0 ms"
+        in fast.says
+    )
     assert acquit([use(bytes_from_storage=None)], 0, 9) is None
 
 
@@ -171,6 +215,7 @@ uses = st.builds(
     advice=st.sampled_from([(), ("MADV_RANDOM",), ("FADV_RANDOM",)]),
     refaulted_bytes=st.none() | st.integers(0, 2 * SIZE),
     reclaimed_bytes=st.none() | st.integers(0, SIZE),
+    reclaimed_before_bytes=st.none() | st.integers(0, SIZE),
     sequential_share=st.none() | st.floats(0, 1),
     path_model=models,
 )
@@ -197,6 +242,29 @@ def test_every_verdict_is_within_its_bounds(
     for action in found.actions:
         assert action.verify
         assert action.expected_gain_ns is None or 0 <= action.expected_gain_ns <= waited_ns
+
+
+def test_another_model_from_storage_is_no_cache_that_worked() -> None:
+    cached = use(path="/m/a.gguf", bytes_from_storage=0)
+    other = use(path="/m/b.gguf", inode=2, is_weights=False, bytes_from_storage=SIZE)
+    assert acquit([cached, other], 300 * MS, 1_000 * MS) == StorageCause("unknown")
+    told = acquit([cached, other], 30 * MS, 1_000 * MS)
+    assert told
+    assert told.kind == "not storage"
+    assert "0 B of the weights came from it, 1.05 GB of /m/b.gguf, and only" in told.says
+    nameless = replace(other, path="/m/blobs/4711", bytes_from_storage=8 * MIB)
+    assert acquit([cached, nameless], 300 * MS, 1_000 * MS) == StorageCause("unknown")
+    second = use(path="/m/a-2.gguf", inode=3)
+    assert acquit([cached, second], 300 * MS, 1_000 * MS) == StorageCause("unknown")
+
+
+def test_a_header_or_a_library_from_storage_spoils_no_cache() -> None:
+    cached = use(bytes_from_storage=0)
+    for path, came in (("/m/b.gguf", 200 * KIB), ("/lib/libx.so", 5 * MIB)):
+        other = use(path=path, inode=2, is_weights=False, bytes_from_storage=came)
+        found = acquit([cached, other], 300 * MS, 1_000 * MS)
+        assert found
+        assert found.kind == "cache worked"
 
 
 def test_what_others_read_meanwhile_is_no_cache_that_worked() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from conftest import VM_RESULTS as RESULTS
-from ttftprof import remote, storage_requests
+from ttftprof import path_model, remote, storage_requests
 from ttftprof.events import Records, dev_numbers
 from ttftprof.recording import Reader
 from ttftprof.timeline import FileFacts, Timeline, build
@@ -73,7 +73,7 @@ def test_the_delay_that_was_set_is_recovered(steps: dict[str, Step]) -> None:
     step = steps["delay-some"]
     pages = step.reads[step.reads["asked_bytes"] == PAGE]
     assert len(pages) == step.file.size_bytes // PAGE // 16
-    found = remote.path_model(step.reads)
+    found = path_model.fit(step.reads)
     assert found
     assert found.delay_ns == pytest.approx(DELAY_NS, rel=TOLERANCE)
     depth = remote.in_flight(pages)
