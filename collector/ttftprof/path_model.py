@@ -59,24 +59,28 @@ def _delay_ns(lone: Records, rate: float | None) -> float:
 
 
 def _took(reads: Records) -> Records:
-    return (reads["end_ns"] - reads["start_ns"]).astype(np.float64)
+    took: Records = (reads["end_ns"] - reads["start_ns"]).astype(np.float64)
+    return took
 
 
 def _busy_until(answered: Records) -> Records:
     """Until when the path was busy with the reads before each."""
-    return np.maximum.accumulate(np.concatenate([[0], answered["end_ns"][:-1]]))
+    until: Records = np.maximum.accumulate(np.concatenate([[0], answered["end_ns"][:-1]]))
+    return until
 
 
 def _on_idle_path(answered: Records) -> Records:
     """Those that found nothing under way; others may have joined them."""
-    return answered[answered["start_ns"] >= _busy_until(answered)]
+    found: Records = answered[answered["start_ns"] >= _busy_until(answered)]
+    return found
 
 
 def _alone(answered: Records) -> Records:
     """Those beside which no other was under way."""
     found_idle = answered["start_ns"] >= _busy_until(answered)
     left_idle = np.append(answered["start_ns"][1:] >= answered["end_ns"][:-1], True)
-    return answered[found_idle & left_idle]
+    found: Records = answered[found_idle & left_idle]
+    return found
 
 
 def _burst_rate(answered: Records) -> float | None:
