@@ -26,6 +26,9 @@ from kernel.support import ARMED_TIMEOUT_S, STOP_TIMEOUT_S, RecorderFailed, reco
 from lab.llama_server import LlamaServer, free_port
 from lab.page_cache import drop_cache
 from ttftprof.analysis import analyse
+from ttftprof.kernel.permission import effective_bits, names_of
+from ttftprof.kernel.privilege import KEPT
+from ttftprof.kernel.session import FILES
 from workloads.client import ChatRequest, chat
 from workloads.scenarios import run_scenario
 
@@ -37,6 +40,7 @@ TOLD_WITHIN_S = 10.0
 STAMPS_NS = 4_000_000
 SHARE = 0.03
 GROWTH_BYTES = 6 << 20
+NOBODY = 65534
 REQUESTS = 300
 
 
@@ -55,8 +59,8 @@ class Watching:
             time.sleep(0.02)
         return self.lines
 
-    def await_words(self, words: str, times: int = 1) -> None:
-        until = time.monotonic() + TOLD_WITHIN_S
+    def await_words(self, words: str, times: int = 1, within_s: float = TOLD_WITHIN_S) -> None:
+        until = time.monotonic() + within_s
         while sum(words in line for line in self.said) < times:
             assert time.monotonic() < until, self.said
             time.sleep(0.02)
@@ -146,8 +150,17 @@ def test_the_real_router_is_told_of_as_a_recording_tells(models_dir: Path, tmp_p
 
 
 @pytest.mark.engine
-def test_a_server_that_comes_back_is_watched_again(models_dir: Path, tmp_path: Path) -> None:
-    """Named by its port: the next server there is the same one to its user."""
+def test_a_server_that_comes_back_is_watched_again_without_root(
+    models_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Named by its port: the next server there is the same one to its user. All probes are armed a
+    second time by who has no more than `privilege.KEPT`, in every thread, and is not root."""
+    monkeypatch.setenv("SUDO_UID", str(NOBODY))
+    monkeypatch.setenv("SUDO_GID", str(NOBODY))
+    tmp_path.chmod(0o777)
+    for folder in tmp_path.parents:
+        if folder.stat().st_uid == 0 and folder.name.startswith("pytest"):
+            folder.chmod(0o755)
     port, metrics = free_port(), free_port()
     options = ("--port", str(port), "--prometheus", str(metrics))
     with LlamaServer.single(models_dir / "a.gguf", port=port) as first:
@@ -155,16 +168,20 @@ def test_a_server_that_comes_back_is_watched_again(models_dir: Path, tmp_path: P
         with watching(tmp_path, *options) as seen:
             first.chat("a", PROMPT)
             seen.await_lines(1)
+            powers = [powers_of(seen.process.pid)]
             first.stop()
             with LlamaServer.single(models_dir / "b.gguf", port=port) as second:
                 second.chat("b", PROMPT)
                 told = seen.await_lines(3)
+                powers.append(powers_of(seen.process.pid))
                 page = urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics").read().decode()
+    assert powers == [{(NOBODY, "".join(sorted(KEPT)))}] * 2
     kinds = [(line["request"]["id"], line["request"]["model"]) for line in told]
     assert kinds[0] == ("1", "a")
     assert sorted(kinds[1:]) == [("2", "b"), ("start 1", "b.gguf")]
     start = next(line["request"] for line in told if line["request"]["id"] == "start 1")
     assert {"launch", "load", "init"} <= start["totals"]["phase"].keys()
+    assert "call: llama_model_load returned" in "".join(evidence_of(start)), "marks are seen, too"
     assert start["verdict"]["confidence"]
     families = {f.name: f for f in text_string_to_metric_families(page)}
     counts = {
@@ -176,6 +193,48 @@ def test_a_server_that_comes_back_is_watched_again(models_dir: Path, tmp_path: P
     sums = [s.value for s in families["ttftprof_ttft_seconds"].samples if s.name.endswith("_sum")]
     ttfts = [line["request"]["ttft_ns"] / 1e9 for line in told if line["request"]["ttft_ns"]]
     assert sum(sums) == pytest.approx(sum(ttfts))
+
+
+def powers_of(pid: int) -> set[tuple[int, str]]:
+    """{(user, names of its capabilities)} of all threads."""
+    found = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        status = (task / "status").read_text()
+        user = re.search(r"^Uid:\s+(\d+)\s+(\d+)", status, re.MULTILINE)
+        assert user
+        bits = effective_bits(status)
+        known = names_of(bits)
+        assert bits.bit_count() == len(known), hex(bits)
+        found.add((int(user[2]), "".join(sorted(known))))
+    return found
+
+
+def evidence_of(request: dict[str, Any]) -> Iterator[str]:
+    for phase in request["phases"]:
+        yield from (f"{e['source']}: {e['what']}" for e in phase["evidence"])
+
+
+def test_a_full_table_of_files_is_begun_anew_and_the_command_goes_on(tmp_path: Path) -> None:
+    """Files that the target opens take a slot each, for good; the command must notice nothing."""
+    script = tmp_path / "opens.py"
+    script.write_text(
+        "import os, time\n"
+        f"for n in range({FILES * 7 // 8}):\n"
+        "    file = os.memfd_create('a')\n"
+        f"    os.truncate(file, {2 << 20})\n"
+        "    os.close(os.open(f'/proc/self/fd/{file}', os.O_RDONLY))\n"
+        "    os.close(file)\n"
+        "time.sleep(600)\n"
+    )
+    with watching(tmp_path, "--", sys.executable, str(script)) as seen:
+        seen.await_words("table of files was full: watching anew", within_s=60)
+        seen.await_words("watching the command", times=2)
+        (command,) = (
+            p for p in psutil.Process(seen.process.pid).children() if "opens.py" in p.cmdline()[1]
+        )
+        assert command.status() != psutil.STATUS_ZOMBIE
+    assert not command.is_running()
+    assert not [line for line in seen.said if "lost" in line], seen.said
 
 
 @pytest.mark.parametrize("name", ["warm_mmap_short", "slow_evict"])

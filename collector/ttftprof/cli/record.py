@@ -268,7 +268,7 @@ def _record(
     interrupts: Interrupts,
 ) -> int:
     try:
-        arm(recorder, interrupts, ready_file, child)
+        arm(recorder, interrupts, ready_file, child, writer.path.resolve().parent)
     except BaseException:
         writer.discard()  # nothing was recorded
         raise
@@ -301,20 +301,19 @@ def arm(
     interrupts: Interrupts,
     ready_file: Path | None,
     child: Gate | None,
-    again: bool = False,
+    folder: Path | None,
 ) -> None:
     """All probes on, root given up, and the command let go. Raises `Interrupted` if it was not to
     be any more; once that is announced, a signal ends a recording that was.
 
-    `again`: this process will arm others later, and so has to stay root.
+    `folder`: see `privilege.drop`.
     """
 
     def armed() -> None:
         if recorder.stopped:
             raise Interrupted("interrupted before recording began; nothing was written")
         _announce(ready_file)
-        if not again:
-            privilege.drop(recorder.writer.path.resolve().parent, ends_command=child is not None)
+        privilege.drop(folder, ends_command=child is not None)
 
     recorder.handle_signals()
     if interrupts.count:
@@ -418,6 +417,7 @@ class Gate:
         self.pid = pid
         self.shown = shown
         self._gate = gate
+        self._is_released = False
 
     @classmethod
     def spawn(cls, command_line: tuple[str, ...]) -> Gate:
@@ -430,12 +430,16 @@ class Gate:
         return cls(pid, gate_w, shlex.join(public_argv(command_line)))
 
     def release(self) -> bool:
-        """Lets the command begin. False if it is no more: someone ended it while it waited."""
+        """Lets the command begin, if it has not yet. False if it is no more: someone ended it while
+        it waited."""
+        if self._is_released:
+            return True
         try:
             os.write(self._gate, b"g")
         except BrokenPipeError:
             return False
         os.close(self._gate)
+        self._is_released = True
         return True
 
     def kill(self) -> None:

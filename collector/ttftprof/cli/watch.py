@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.rule import Rule
 from rich.text import Text
 
+from ttftprof.caller import as_caller
 from ttftprof.cli import output
 from ttftprof.cli.record import (
     Gate,
@@ -28,7 +29,7 @@ from ttftprof.cli.record import (
     target_options,
 )
 from ttftprof.clock import NS_PER_S, now_ns
-from ttftprof.errors import OutputError, TargetError, UsageError
+from ttftprof.errors import Interrupted, OutputError, TargetError, UsageError
 from ttftprof.kernel.session import Settings
 from ttftprof.recorder import Limits, Progress, Recorder
 from ttftprof.reports import json as json_report
@@ -100,8 +101,6 @@ def command(
     watched = _Watched(screen, metrics, slow, ready_file, named)
     child = Gate.spawn(command_line) if command_line else None
     try:
-        if metrics:
-            screen.say(f"metrics on {metrics.serve()}")
         watched.run(child)
     except BaseException:
         if child:
@@ -120,7 +119,8 @@ def _slow(keep_slow: tuple[float, Path] | None) -> Slow | None:
         return None
     seconds, folder = keep_slow
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        with as_caller():
+            folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(
             f"{folder} cannot be made: {error.strerror}", "choose another folder for --keep-slow"
@@ -173,6 +173,7 @@ class _Watched:
         self._screen, self._metrics, self._slow = screen, metrics, slow
         self._ready_file, self._named = ready_file, named
         self._interrupts = Interrupts()
+        self._is_armed = False
         self.code = 0  # of the command, where there was one
         self._requests = self._starts = 0
 
@@ -181,15 +182,23 @@ class _Watched:
         target: Target | None = find_target(self._named, child)
         while target is not None:
             watcher = Watcher(self._tell, self._screen.say, self._slow)
-            why = self._record(watcher, target, child)
-            if watcher.is_worn:
+            recorder, why = self._record(watcher, target, child)
+            if watcher.is_worn and not recorder.command_ended:
                 self._screen.say("the kernel's table of files was full: watching anew")
-            elif why == "interrupted" or child or self._named["pid"] is not None:
+                target = self._still_there(child)
+            elif why == "interrupted" or self._ends_with_its_process(child):
                 self._screen.say(why)
-                return
-            target = self._await_return()
+                target = None
+            else:
+                target = self._await_return()
+            if target is None and child:
+                self.code = child.result(recorder.command_ended, recorder.command_status)
 
-    def _record(self, watcher: Watcher, target: Target, child: Gate | None) -> str:
+    def _ends_with_its_process(self, child: Gate | None) -> bool:
+        return child is not None or self._named["pid"] is not None
+
+    def _record(self, watcher: Watcher, target: Target, child: Gate | None) -> tuple[Recorder, str]:
+        """(the recorder, why it ended)"""
         limits = Limits(command_pid=child.pid if child else None)
 
         def show(progress: Progress) -> None:
@@ -199,16 +208,35 @@ class _Watched:
         recorder = Recorder(watcher.rolling, target, Settings(), limits, show, self._screen.say)
         watcher.follow(recorder)
         self._screen.say(f"watching {target.how}")
-        arm(recorder, self._interrupts, self._ready_file, child, again=True)
+        folder = self._slow.folder if self._slow else None
+        try:
+            arm(recorder, self._interrupts, self._ready_file, child, folder)
+        except Interrupted:
+            if not self._is_armed:
+                raise
+            return recorder, "interrupted"  # between two servers, which is no failure
         why = "it failed"
         try:
+            self._armed()
             why = recorder.run()
         finally:
             recorder.finish(why)
         watcher.drain()
-        if child:
-            self.code = child.result(recorder.command_ended, recorder.command_status)
-        return why
+        return recorder, why
+
+    def _armed(self) -> None:
+        """Once, for the first time: only now that root is given up may threads be started."""
+        if self._metrics and not self._is_armed:
+            self._screen.say(f"metrics on {self._metrics.serve()}")
+        self._is_armed, self._ready_file = True, None
+
+    def _still_there(self, child: Gate | None) -> Target | None:
+        """The server, or the next one once this has gone meanwhile."""
+        try:
+            return find_target(self._named, child)
+        except TargetError as gone:
+            self._screen.say(gone.message)
+            return None if self._ends_with_its_process(child) else self._await_return()
 
     def _await_return(self) -> Target | None:
         """The server once it runs again; None if somebody stops waiting first."""

@@ -1,8 +1,9 @@
 """Root is for loading probes. Once they are attached, what is not needed any more is given up.
 
-What stays: attaching marks to libraries that the target maps later (CAP_BPF, CAP_PERFMON), and
-looking at processes of other users and their files (CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH). Under
-sudo the recorder goes on as the person who called it. There is no way back.
+What stays: attaching marks to libraries that the target maps later, and for `watch` arming all
+probes again (CAP_BPF, CAP_PERFMON), and looking at processes of other users and their files
+(CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH). Under sudo the recorder goes on as the person who called it.
+There is no way back.
 
 Constants: include/uapi/linux/capability.h and prctl.h.
 """
@@ -41,13 +42,14 @@ class _Data(ctypes.Structure):
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def drop(folder: Path, ends_command: bool = False) -> None:
+def drop(folder: Path | None, ends_command: bool = False) -> None:
     """Keeps `KEPT` of what this process has, and leaves root to whoever called sudo.
 
-    `folder` is where the recording lies: a caller who may not write there does not become its
-    owner, and a root that may not without CAP_DAC_OVERRIDE keeps that. `ends_command`: a command
-    that was started will be sent signals. To be called while the process has one thread, for
-    capabilities belong to threads. Raises OSError.
+    `folder` is where recordings will be written, None if nowhere: a caller who may not write there
+    does not become their owner, and a root that may not without CAP_DAC_OVERRIDE keeps that.
+    `ends_command`: a command that was started will be sent signals. Does nothing where nothing is
+    left to be given up. To be called while the process has one thread, for capabilities belong to
+    threads. Raises OSError.
     """
     kept = set(KEPT)
     if "CAP_BPF" not in held():
@@ -58,6 +60,8 @@ def drop(folder: Path, ends_command: bool = False) -> None:
     if caller is None:
         kept |= {"CAP_KILL"} if ends_command else set()
         kept |= set() if _may_write(folder, os.geteuid(), os.getegid()) else {"CAP_DAC_OVERRIDE"}
+        if not _held() & ~_bits(kept):
+            return
     held_bits = _held() & _bits(kept)
     inherited = held_bits & _bits(INHERITED)
     _check(_libc.prctl(_SET_KEEPCAPS, 1, 0, 0, 0))
@@ -95,8 +99,10 @@ def _held() -> int:
     return effective_bits(Path("/proc/thread-self/status").read_text())
 
 
-def _may_write(folder: Path, uid: int, gid: int) -> bool:
+def _may_write(folder: Path | None, uid: int, gid: int) -> bool:
     """Whether that user may make files in `folder`, judged by its mode."""
+    if folder is None:
+        return True
     status = folder.stat()
     if status.st_uid == uid:
         return bool(status.st_mode & 0o300 == 0o300)
