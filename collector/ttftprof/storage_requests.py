@@ -143,13 +143,14 @@ def wait_split(
 def waits_for(timeline: Timeline, file: FileFacts, start_ns: int, end_ns: int) -> Records:
     """[begin, end] of the recorded waits of threads for a file's pages, cut to [start, end)."""
     waits = timeline.derived(_waits_by_file, None).get(file.key)
-    if waits is None:
-        return np.empty((0, 2), np.int64)
-    # Those of several threads overlap: none before `first` reaches into the interval.
-    first = np.searchsorted(waits.latest_end_ns, start_ns, side="right")
-    last = np.searchsorted(waits.ranges[:, 0], end_ns)
-    cut: Records = np.clip(waits.ranges[first:last], start_ns, end_ns)
-    return cut[cut[:, 0] < cut[:, 1]]
+    return np.empty((0, 2), np.int64) if waits is None else waits.within(start_ns, end_ns)
+
+
+def waited_ns(timeline: Timeline, start_ns: int, end_ns: int) -> dict[tuple[int, ...], int]:
+    """{(dev, ino): how long threads waited for it in [start, end)}; each thread counts."""
+    waits = timeline.derived(_waits_by_file, None)
+    cuts = ((key, own.within(start_ns, end_ns)) for key, own in waits.items())
+    return {key: int((cut[:, 1] - cut[:, 0]).sum()) for key, cut in cuts if len(cut)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,14 @@ class _FileWaits:
 
     ranges: Records
     latest_end_ns: Records
+
+    def within(self, start_ns: int, end_ns: int) -> Records:
+        """Those in [start, end), cut to it."""
+        # Those of several threads overlap: none before `first` reaches into the interval.
+        first = np.searchsorted(self.latest_end_ns, start_ns, side="right")
+        last = np.searchsorted(self.ranges[:, 0], end_ns)
+        cut: Records = np.clip(self.ranges[first:last], start_ns, end_ns)
+        return cut[cut[:, 0] < cut[:, 1]]
 
 
 def _waits_by_file(timeline: Timeline, _: None) -> dict[tuple[int, ...], _FileWaits]:

@@ -17,10 +17,19 @@ from pathlib import Path
 import numpy as np
 
 from lab.long_recording import raw_bytes, write_long
+from ttftprof.cli.export import FORMATS
 
 SIZES = (100_000, 300_000, 1_000_000)
 LARGE = (3_000_000, 10_000_000)  # for the text report alone
-COMMANDS = ("report", "report --format json", "report --html", "export --to perfetto")
+COMMANDS = (
+    "report",
+    "report --compact",
+    "report --format json",
+    "report --html",
+    *(f"export --to {form}" for form in FORMATS),
+    "diff",
+)
+ALL_AT_ONCE = "all but perfetto, at once"
 _SMALL = 1_000
 _MANY = 2_000_000  # events of the recordings with many files or requests
 _RUN = """
@@ -34,6 +43,27 @@ try:
 except SystemExit as end:
     if end.code:
         raise
+"""
+# What is read and concluded once serves every output; each is done before the next begins.
+_RUN_ALL = """
+import time
+began = time.monotonic()
+import re, sys
+from pathlib import Path
+from ttftprof.cli import export
+from ttftprof.reports import html, json, terminal
+report, timeline = export.read(Path(sys.argv[1]))
+with open("/dev/null", "w") as text, open("/dev/null", "wb") as raw:
+    terminal.write([report], text, 100, False)
+    json.write(report, text)
+    html.write([report], text)
+    for form in export.FORMATS:
+        if form in export.BINARY and form != "perfetto":
+            export.write_binary(form, report, timeline, raw)
+        elif form not in export.BINARY:
+            export.write_text(form, report, timeline, text)
+"""
+_TAIL = """
 peak = re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())
 print(time.process_time(), time.monotonic() - began, int(peak[1]) * 1024, file=sys.stderr)
 """
@@ -58,16 +88,24 @@ class Cost:
 
 def run(command: str, recording: Path) -> tuple[float, float, int]:
     """(seconds of processor time, of wall time, peak bytes resident)."""
-    words = command.split()
-    out = [str(recording.with_suffix(".out"))] if words[-1] == "--html" else []
-    if words[0] == "export":
-        out = ["-o", str(recording.with_suffix(".out"))]
+    script, words = _RUN_ALL if command == ALL_AT_ONCE else _RUN, _arguments(command, recording)
     done = subprocess.run(
-        [sys.executable, "-c", _RUN, *words, *out, str(recording)],
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", script + _TAIL, *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     cpu_s, wall_s, peak = done.stderr.splitlines()[-1].split()
     return float(cpu_s), float(wall_s), int(peak)
+
+
+def _arguments(command: str, recording: Path) -> list[str]:
+    if command == ALL_AT_ONCE:
+        return [str(recording)]
+    words, out = command.split(), str(recording.with_suffix(".out"))
+    more = {"--html": [out], "diff": [str(recording)]}.get(words[-1], [])  # against itself
+    return [*words, *(["-o", out] if words[0] == "export" else more), str(recording)]
 
 
 def measure_lengths(

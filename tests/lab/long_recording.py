@@ -34,7 +34,8 @@ _DECODE = next(row for row, name in MARK_NAMES.items() if name == "decode")
 def write_long(path: Path, events: int, files: int = 4, requests: int | None = None) -> Path:
     """A recording of so many events. Of many files each is read for a while, four at a time."""
     length_ms = events * _APART_NS / 1e6
-    scene = Scene(end=length_ms + 10).process(PID, "llama-server", engine="llama.cpp")
+    scene = Scene(end=length_ms + 10).meta(clock={"realtime_offset_ns": 1_700_000_000 * 10**9})
+    scene.process(PID, "llama-server", engine="llama.cpp")
     inodes = _FIRST_INODE + np.arange(files, dtype=np.uint64)
     for ino in inodes.tolist():
         scene.file(ino, f"/models/{ino}.gguf", size_bytes=_FILE_BYTES).mapped(PID, ino, 0.001)

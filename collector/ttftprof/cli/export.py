@@ -25,7 +25,7 @@ FORMATS = (
     "otlp-json",
     "markdown",
 )
-_BINARY = ("perfetto", "parquet")
+BINARY = ("perfetto", "parquet")
 _EPILOG = """\b
 Examples:
   ttftprof export switch.ttft --to perfetto -o switch.pftrace     ui.perfetto.dev
@@ -69,7 +69,7 @@ def command(file: Path, form: str, target: Path | None, endpoint: str | None) ->
             "it is not said where to write" if target is None else "--to otlp writes no file",
             "add -o FILE" if target is None else "leave -o out",
         )
-    report, timeline = _read(file)
+    report, timeline = read(file)
     if endpoint is not None:
         from ttftprof.reports.otlp_endpoint import send
 
@@ -77,12 +77,12 @@ def command(file: Path, form: str, target: Path | None, endpoint: str | None) ->
         return
     assert target is not None
     try:
-        if form in _BINARY:
+        if form in BINARY:
             with output.binary_file(target) as raw:
-                _write_binary(form, report, timeline, raw)
+                write_binary(form, report, timeline, raw)
         else:
             with output.text_file(target) as text:
-                _write_text(form, report, timeline, text)
+                write_text(form, report, timeline, text)
     except ImportError as error:
         package = {"perfetto": "perfetto", "parquet": "pyarrow"}[form]
         raise UsageError(
@@ -91,7 +91,7 @@ def command(file: Path, form: str, target: Path | None, endpoint: str | None) ->
         ) from error
 
 
-def _read(file: Path) -> tuple[Report, Timeline]:
+def read(file: Path) -> tuple[Report, Timeline]:
     from ttftprof import analysis
     from ttftprof.recording import Reader
     from ttftprof.timeline import build
@@ -101,7 +101,7 @@ def _read(file: Path) -> tuple[Report, Timeline]:
     return analysis.conclude(timeline, file), timeline
 
 
-def _write_binary(form: str, report: Report, timeline: Timeline, out: BinaryIO) -> None:
+def write_binary(form: str, report: Report, timeline: Timeline, out: BinaryIO) -> None:
     if form == "perfetto":
         from ttftprof.reports import perfetto
 
@@ -112,7 +112,7 @@ def _write_binary(form: str, report: Report, timeline: Timeline, out: BinaryIO) 
         facts.write_parquet(report, timeline, out)
 
 
-def _write_text(form: str, report: Report, timeline: Timeline, out: TextIO) -> None:
+def write_text(form: str, report: Report, timeline: Timeline, out: TextIO) -> None:
     from ttftprof.reports import chrome, facts, folded, markdown, otlp_json, python, speedscope
 
     if form == "chrome":

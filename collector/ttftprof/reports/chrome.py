@@ -17,9 +17,10 @@ _REQUESTS, _STORAGE, _COUNTERS = 1 << 30, (1 << 30) + 1, (1 << 30) + 2
 
 def write(report: Report, timeline: Timeline, out: TextIO) -> None:
     out.write('{"displayTimeUnit":"ms","otherData":{"clock":"CLOCK_MONOTONIC"},"traceEvents":[')
+    encode = json.JSONEncoder(separators=(",", ":")).encode
     for number, event in enumerate(_events(report, timeline)):
         out.write(",\n" if number else "\n")
-        json.dump(event, out, separators=(",", ":"))
+        out.write(encode(event))
     out.write("\n]}\n")
 
 

@@ -6,15 +6,14 @@ among files by how long threads waited for each in that phase.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TextIO
 
-import numpy as np
-
-from ttftprof.events import Kind, Wait
 from ttftprof.model import ACTIVITIES, PHASES, Report, Request
 from ttftprof.reports import html_data, scale
 from ttftprof.reports.safe import plain
+from ttftprof.storage_requests import waited_ns
 from ttftprof.timeline import Timeline
 
 
@@ -49,18 +48,10 @@ def _frame(name: str) -> str:
 
 def _waited_for(subject: Request, phase: str, timeline: Timeline) -> dict[str, int]:
     """{file: time that threads waited for it in a phase}, the longest first."""
-    waits = timeline.of_kind(Kind.OFFCPU)
-    waits = waits[waits["flags"] == Wait.STORAGE]
-    begin = waits["start_ns"].astype(np.int64)
-    end = begin + waits["duration_ns"].astype(np.int64)
-    spent = np.zeros(len(waits), np.int64)
+    paths: dict[tuple[int, ...], str] = {f.key: f.path for f in timeline.files.values()}
+    found = Counter[str]()
     for part in subject.phases:
         if part.phase == phase:
-            spent += np.maximum(np.minimum(end, part.end_ns) - np.maximum(begin, part.start_ns), 0)
-    paths = {file.key: file.path for file in timeline.files.values()}
-    found: dict[str, int] = {}
-    for key in sorted({(int(w["dev"]), int(w["ino"])) for w in waits[spent > 0]}):
-        mine = (waits["dev"] == key[0]) & (waits["ino"] == key[1])
-        path = paths.get(key, "file not followed")
-        found[path] = found.get(path, 0) + int(spent[mine].sum())
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+            for key, ns in waited_ns(timeline, part.start_ns, part.end_ns).items():
+                found[paths.get(key, "file not followed")] += ns
+    return dict(found.most_common())
