@@ -13,6 +13,7 @@ from lab.make_model import make_model
 from lab.python_servers import TRANSFORMERS, VLLM
 
 VM_RESULTS = Path(os.environ.get("TTFTPROF_VM_RESULTS", "nowhere"))
+SPEEDSCOPE = Path(__file__).parents[1] / ".engine/speedscope/package/dist/release"
 REQUIRED = os.environ.get("TTFTPROF_REQUIRE_KERNEL") == "1"
 
 
@@ -41,6 +42,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             unsupported(f"kernel {platform.release()} has no BTF")
     if item.get_closest_marker("browser") and not shutil.which("chromedriver"):
         unsupported("no chromium: apt-get install chromium chromium-driver")
+    if item.get_closest_marker("speedscope") and not SPEEDSCOPE.exists():
+        unsupported("no speedscope: scripts/test fetches it")
     if item.get_closest_marker("engine") and not BINARY.exists():
         unsupported("no llama-server: run scripts/engine")
     if item.get_closest_marker("vm") and not (VM_RESULTS / "done").exists():
