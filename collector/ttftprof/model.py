@@ -548,7 +548,8 @@ class ProcessTrack:
 
     `running`: threads on a CPU, mean of each interval between two stamps. `threads`: what each of
     the busiest did; `threads_left_out` did less. `calls`: the marked calls, by their name;
-    `driver_calls`: those into a GPU driver.
+    `driver_calls`: those into a GPU driver. `python`: what Python code its threads were busy with,
+    by samples: a row a thread, its names are the categories of `engines.python_code`.
     """
 
     tgid: int
@@ -561,6 +562,7 @@ class ProcessTrack:
     threads_left_out: int
     calls: Spans
     driver_calls: Spans = Spans("driver calls")
+    python: tuple[Spans, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -681,7 +681,6 @@ class Recorder:
             self.writer.set_meta("own", self._own_cost())
             self._keep_states()
             self._forget_the_dead()
-            self._own.forget_before(ns)
             self._tell_survivors(ns)
             if self._governor.is_due(ns):
                 decision = self._governor.look(ns, self._spent())

@@ -29,7 +29,6 @@ from ttftprof.engines.markers import SYMBOL_MARKS
 from ttftprof.errors import RecordingError
 from ttftprof.events import Kind, Records, Wait
 from ttftprof.gpu_facts import GpuFacts
-from ttftprof.looks import begins_of_use, with_holds
 from ttftprof.model import Relief
 from ttftprof.python_facts import PythonFacts
 from ttftprof.recording import Facts, Source
@@ -38,7 +37,6 @@ from ttftprof.sources.mountstats import MountStats, ShareStats
 
 Ints = npt.NDArray[np.int64]
 FOREVER = int(np.iinfo(np.int64).max)
-_NEVER: Ints = np.empty(0, np.int64)
 _Derived = TypeVar("_Derived")
 _Key = TypeVar("_Key", bound=Hashable)
 _IMPOSSIBLE_NS = 1 << 62  # 146 years of uptime: no clock says so, only a damaged record
@@ -372,7 +370,7 @@ def _build(reader: Facts) -> Timeline:
         marks=marks,
         engine_loads=tuple(sorted(_engine_loads(reader, marks), key=lambda load: load.ns)),
         exchanges=tuple(_exchanges(reader, by_kind, armed_ns)),
-        files=_files(reader, by_kind, np.unique(threads["ns"].astype(np.int64)), end_ns),
+        files=_files(reader, np.unique(threads["ns"].astype(np.int64)), end_ns),
         events=by_kind,
         thread_rows={tgid: rows for (tgid,), rows in split_by(threads, "tgid").items()},
         remote=remote.reads_of(by_kind),
@@ -726,7 +724,7 @@ _COUNTS = ("status", "prompt_tokens", "cached_tokens", "completion_tokens")
 def _exchanges(reader: Facts, by_kind: Mapping[Kind, Records], armed_ns: int) -> Iterator[Exchange]:
     facts = [fact for _, fact in reader.facts("exchange")]
     own = OwnConnections(int(fact["local_port"]) for fact in facts)
-    for kind in (Kind.LISTEN, Kind.CONN, Kind.ACCEPT, Kind.CONNECT, Kind.FORWARD):
+    for kind in (Kind.LISTEN, Kind.CONN, Kind.CONNECT, Kind.FORWARD):
         own.learn(by_kind[kind])
     for fact in sorted(facts, key=lambda f: int(f["start_ns"])):
         unseen = BEGAN_BEFORE in (fact.get("notes") or ())
@@ -770,12 +768,8 @@ def _whole(value: Any, at_least: int = 0) -> int | None:
 # -- files ----------------------------------------------------------------------------------------
 
 
-def _files(
-    reader: Facts, by_kind: Mapping[Kind, Records], looks: Ints, end_ns: int
-) -> dict[tuple[int, int], FileFacts]:
+def _files(reader: Facts, looks: Ints, end_ns: int) -> dict[tuple[int, int], FileFacts]:
     """The followed files. `looks`: every moment at which the recorder read the counters."""
-    uses = np.concatenate([by_kind[Kind.TOUCH], by_kind[Kind.READ]])
-    used = {key: begins_of_use(own) for key, own in split_by(uses, "dev", "ino").items()}
     rows, _ = _possible(reader.stream("files"), "ns")
     rows = rows[np.argsort(rows["ns"], kind="stable")]
     parts = split_by(rows, "dev", "ino")
@@ -795,7 +789,7 @@ def _files(
             mount=fact.get("mount"),
             options=fact.get("options"),
             read_ahead_kb=fact.get("read_ahead_kb"),
-            rows=with_holds(own, looks, used.get((dev, ino), _NEVER), end_ns),
+            rows=_with_holds(own, looks, end_ns),
             is_weights=looks_like_weights(path),
             max_request_kb=_whole(fact.get("max_request_kb")),
             line_bytes_per_second=_rate(fact.get("line_bytes_per_second")),
@@ -808,3 +802,19 @@ def _files(
 def _rate(value: Any) -> float | None:
     fits = isinstance(value, (int, float)) and 0 < value < 1e18
     return float(value) if fits else None
+
+
+def _with_holds(rows: Records, looks: Ints, end_ns: int) -> Records:
+    """Rows are written when they change: adds the unchanged row at the last look before each
+    change and at the end, so that a counter grows between two looks and not since its last row."""
+    if not len(rows):
+        return rows
+    stamps = rows["ns"].astype(np.int64)
+    where = np.searchsorted(looks, stamps[1:], side="left") - 1
+    before = np.where(where >= 0, looks[np.maximum(where, 0)], 0) if len(looks) else stamps[1:] * 0
+    held = before > stamps[:-1]
+    holds = np.concatenate([rows[:-1][held], rows[-1:]])
+    holds["ns"] = np.append(before[held], max(end_ns, int(stamps[-1])))
+    both = np.concatenate([rows, holds])
+    ordered: Records = both[np.argsort(both["ns"], kind="stable")]
+    return ordered

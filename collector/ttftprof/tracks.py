@@ -16,6 +16,7 @@ import numpy as np
 from ttftprof import condense
 from ttftprof.activities import ACTIVITY_OF_WAIT
 from ttftprof.condense import Floats, Ints
+from ttftprof.engines.python_code import CATEGORIES, IDLE, place_of
 from ttftprof.events import DeviceFlag, Kind, Records, Wait
 from ttftprof.gpu_facts import DriverSpan
 from ttftprof.model import (
@@ -40,6 +41,7 @@ _TICKS = 2_000
 _CODE_OF_WAIT = np.array([ACTIVITIES.index(ACTIVITY_OF_WAIT[wait]) for wait in Wait])
 _CPU = ACTIVITIES.index("cpu")
 _CALL_NAMES = 15  # of one process; condense knows 16 codes
+_PYTHON_THREADS = 4
 
 
 def tracks_of(timeline: Timeline) -> Tracks:
@@ -141,6 +143,7 @@ def _process(
         driver_calls=_calls(
             "driver calls", timeline.gpu.calls.get(life.tgid, ()), start_ns, end_ns
         ),
+        python=tuple(_python(timeline, life.tgid, start_ns, end_ns)),
     )
 
 
@@ -217,6 +220,30 @@ def _calls(
         ends = np.minimum(ends, np.append(starts[1:], end_ns))
     codes = np.array([shown.index(call.name) for call in own], np.int64)
     return _spans(label, condense.intervals(starts, ends, codes, _SPANS), shown)
+
+
+def _python(timeline: Timeline, tgid: int, start_ns: int, end_ns: int) -> list[Spans]:
+    """The threads that most looks found at work, the busiest first; idle looks are left out."""
+    busy: dict[int, list[tuple[int, int, int]]] = {}
+    for segment in timeline.python.get(tgid, ()):
+        codes = np.array([CATEGORIES.index(place_of(s).category) for s in segment.stacks], np.int64)
+        for tid, spans in segment.threads.items():
+            begins = np.maximum(spans.start_ns, max(segment.start_ns, start_ns))
+            ends = np.minimum(spans.end_ns, min(segment.end_ns, end_ns))
+            told = codes[spans.stack]
+            wanted = (ends > begins) & (told != CATEGORIES.index(IDLE))
+            columns = (begins[wanted].tolist(), ends[wanted].tolist(), told[wanted].tolist())
+            busy.setdefault(tid, []).extend(zip(*columns, strict=True))
+    found = [(tid, np.array(own, np.int64)) for tid, own in busy.items() if own]
+    found.sort(key=lambda entry: -int((entry[1][:, 1] - entry[1][:, 0]).sum()))
+    return [
+        _spans(
+            f"Python of thread {tid}",
+            condense.intervals(own[:, 0], own[:, 1], own[:, 2], _SPANS),
+            CATEGORIES,
+        )
+        for tid, own in found[:_PYTHON_THREADS]
+    ]
 
 
 # -- storage --------------------------------------------------------------------------------------

@@ -6,39 +6,27 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 from selenium import webdriver
-from selenium.webdriver.chrome.options import Options
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
-from ttftprof.model import Activity, Report
+from browser.chromium import chromium
+from ttftprof import diff
+from ttftprof.diff import Comparison, Wait, compare
+from ttftprof.model import Activity, Report, Tracks
 from ttftprof.reports import html, scale
 from ttftprof.reports import json as json_report
 from ttftprof.tracks import tracks_of
 from unit import report_samples as samples
-from unit.recordings import GIB, gpu_switch, router_switch
+from unit.recordings import GIB, NEW, gpu_switch, ns, python_segment, router_switch
 from unit.synthetic import START_NS, busy_timeline
 
 pytestmark = pytest.mark.browser
-
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--disable-dev-shm-usage",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--window-size=1280,1400",
-)
 
 
 class Browser:
@@ -49,10 +37,16 @@ class Browser:
         self._number = 0
 
     def open(self, *reports: Report) -> None:
+        self._open(lambda out: html.write(reports, out))
+
+    def open_comparison(self, *comparisons: Comparison) -> None:
+        self._open(lambda out: html.write_comparison(comparisons, out))
+
+    def _open(self, write: Callable[[TextIO], None]) -> None:
         self._number += 1
         path = self._folder / f"page{self._number}.html"
         with path.open("w", encoding="utf-8") as out:
-            html.write(reports, out)
+            write(out)
         self.driver.get(path.as_uri())
 
     def run(self, script: str, *arguments: Any) -> Any:
@@ -69,8 +63,12 @@ class Browser:
         return self.one(".lanes canvas")
 
     def view(self) -> tuple[float, float]:
-        start, end = self.one(".timeline").get_attribute("data-view").split(",")  # type: ignore[union-attr]
-        return float(start), float(end)
+        return self.views()[0]
+
+    def views(self) -> list[tuple[float, float]]:
+        """What each timeline shows, ns from its recording's start."""
+        shown = [(e.get_attribute("data-view") or "").split(",") for e in self.all(".timeline")]
+        return [(float(start), float(end)) for start, end in shown]
 
     def painted(self) -> None:
         """Waits for the frame that shows the last change."""
@@ -131,14 +129,8 @@ class Browser:
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     folder = tmp_path_factory.mktemp("browser")
-    options = Options()
-    options.binary_location = "/usr/bin/chromium"
-    for flag in (*FLAGS, f"--user-data-dir={folder / 'profile'}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service("/usr/bin/chromedriver"))
-    yield Browser(driver, folder)
-    driver.quit()
+    with chromium(folder) as driver:
+        yield Browser(driver, folder)
 
 
 def _million() -> Report:
@@ -199,16 +191,20 @@ def test_every_kind_opens_and_can_be_moved_without_complaint(
     assert browser.complaints() == []
 
 
-def test_a_million_events_open_and_pan_without_a_stall(browser: Browser) -> None:
+def test_a_million_events_open_within_two_seconds_and_pan_without_a_stall(browser: Browser) -> None:
+    """Machines are shared: of three tries the best counts, of the frames the median."""
     report = _million()
-    browser.open(report)
-    assert float(browser.run("return document.documentElement.dataset.ready")) < 10_000
+    opened = []
+    for _ in range(3):
+        browser.open(report)
+        opened.append(float(browser.run("return document.documentElement.dataset.ready")))
+    assert min(opened) < 2_000
     browser.unfold()
     painted = []
     for key in [Keys.ARROW_RIGHT] * 5 + ["0"] + [Keys.ARROW_LEFT] * 5:
         browser.press(key)
         painted.append(float(browser.one(".timeline").get_attribute("data-paint-ms") or 1e9))
-    assert sorted(painted)[len(painted) // 2] < 500  # a stall, not a speed: machines are shared
+    assert sorted(painted)[len(painted) // 2] < 250
 
 
 def test_text_equals_the_json_reports_numbers(browser: Browser) -> None:
@@ -364,6 +360,61 @@ def test_several_recordings_have_a_timeline_each(browser: Browser) -> None:
     browser.open(samples.cold(), samples.reswitch(), samples.warm())
     assert len(browser.all(".lanes canvas")) == 3
     assert [e.text for e in browser.all("h1")] == ["cold", "reswitch", "warm"]
+
+
+def _against_warm(report: Report) -> Comparison:
+    warm = samples.warm()
+    return compare(Wait(warm, warm.requests[0]), Wait(report, report.requests[0]))
+
+
+def test_timelines_of_a_comparison_are_aligned_where_their_requests_begin(
+    browser: Browser,
+) -> None:
+    compared = (_against_warm(samples.cold()), _against_warm(samples.reswitch()))
+    reports = [compared[0].base.report, *(c.other.report for c in compared)]
+    begins = [report.requests[0].start_ns - report.start_ns for report in reports]
+
+    def from_their_requests() -> set[tuple[int, int]]:
+        return {
+            (round(start - begin), round(end - begin))
+            for (start, end), begin in zip(browser.views(), begins, strict=True)
+        }
+
+    browser.open_comparison(*compared)
+    ((start, end),) = from_their_requests()
+    longest = max(diff.length_ns(report.requests[0]) for report in reports)
+    assert start < 0 < longest < end < 1.2 * longest
+    for hand in (lambda: browser.press("+", Keys.ARROW_RIGHT), lambda: browser.wheel(-300)):
+        hand()
+        ((near, far),) = from_their_requests()
+        assert (near, far) != (start, end)
+    browser.at(browser.view()[0] + (far - near) / 2, "activities").perform()
+    lines = {e.get_attribute("style") for e in browser.all(".cursor") if e.is_displayed()}
+    assert len(lines) == 1, "one line through all timelines"
+    assert len([e for e in browser.all(".cursor") if e.is_displayed()]) == 3
+    browser.run("document.querySelector('[aria-pressed=true]').click()")
+    browser.press("0")
+    assert len(from_their_requests()) > 1, "each can be let go"
+    assert browser.complaints() == []
+
+
+def test_a_recording_of_nothing_draws_nothing(browser: Browser) -> None:
+    browser.open(replace(samples.empty(), tracks=Tracks(), series=()))
+    assert not browser.one(".timeline").is_displayed()
+    assert "No request for text was seen." in browser.one(".empty").text
+
+
+def test_python_code_has_a_lane_that_says_what_it_is_busy_with(browser: Browser) -> None:
+    load = [("server.py", "main", 1), ("torch/serialization.py", "load", 9)]
+    scene = router_switch().fact("python_stacks", *python_segment(NEW, [(NEW, 200, 500, load)]))
+    report = scene.report()
+    browser.open(report)
+    browser.at(ns(350) - report.start_ns, "Python code").perform()
+    assert "weights" in browser.one(".tip").text
+    assert "reading weights" in browser.one(".tip").text
+    browser.press("/")
+    browser.one(".tools input").send_keys("weights")
+    assert "1 found" in browser.one(".found").text
 
 
 def test_themes_follow_the_button_and_paper_is_light(browser: Browser) -> None:

@@ -63,36 +63,6 @@ def test_it_is_learned_in_any_order_and_in_parts() -> None:
     assert own.has(RUNNER, NEAR)
 
 
-HOUR = 3_600_000_000_000
-SECOND = 1_000_000_000
-
-
-def test_a_port_is_given_out_again() -> None:
-    """Once something outside was called from it, a client may come from it at any later time."""
-    own = known(tcp(Kind.CONNECT, NEAR, 6_379))
-    assert own.has(FRONT, NEAR, 5, SECOND)
-    assert not own.has(FRONT, NEAR, 5, HOUR)
-
-
-def test_an_old_connection_is_its_own_by_when_it_was_taken_or_asked() -> None:
-    early = known(tcp(Kind.CONNECT, NEAR, RUNNER), (Kind.ACCEPT, SECOND, {"ino": 5}))
-    assert early.has(RUNNER, NEAR, 5, HOUR)
-    assert not early.has(RUNNER, NEAR, 6, HOUR)
-    asked = known((Kind.FORWARD, HOUR, {"a": NEAR << 16 | RUNNER}))
-    assert asked.has(RUNNER, NEAR, 5, HOUR - SECOND // 2)  # before the front's call had returned
-    assert asked.has(RUNNER, NEAR, 5, HOUR + 40 * SECOND)  # the runner was busy
-    assert not asked.has(RUNNER, NEAR, 5, 2 * HOUR)
-    assert not asked.has(RUNNER, NEAR, 5, HOUR - 2 * SECOND)
-
-
-def test_what_was_long_ago_takes_no_memory() -> None:
-    own = known(tcp(Kind.CONNECT, NEAR, RUNNER), (Kind.ACCEPT, SECOND, {"ino": 5}))
-    own.forget_before(HOUR)
-    own.learn(events((Kind.FORWARD, HOUR, {"a": NEAR << 16 | RUNNER})))
-    assert own.has(RUNNER, NEAR, 5, HOUR)
-    assert not own.has(RUNNER, NEAR, 5, SECOND)
-
-
 def unix(kind: Kind, ns: int, socket: int) -> tuple[Kind, int, dict[str, int]]:
     if kind == Kind.CONN:
         return kind, ns, {"ino": socket, "flags": CLOSED}

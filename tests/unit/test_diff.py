@@ -135,10 +135,24 @@ def test_hostile_names_stay_text(name: str) -> None:
 
 def test_the_page_of_a_comparison_stands_before_the_recordings() -> None:
     out = io.StringIO()
-    html.write([samples.warm(), samples.cold()], out, [cold_against_warm()])
+    html.write_comparison([cold_against_warm()], out)
     text = out.getvalue()
     assert text.index('class="card comparison"') < text.index('class="recording"')
     assert "first to grow: load" in text
+
+
+def test_each_wait_of_a_page_has_a_timeline_of_its_own_that_begins_with_its_request() -> None:
+    """Also where both are of one recording."""
+    many = samples.many(3)
+    one, two, three = (Wait(many, request) for request in many.requests)
+    out = io.StringIO()
+    html.write_comparison([compare(two, one), compare(two, three)], out)
+    text = out.getvalue()
+    chosen = re.findall(r'class="recording" data-recording="\d" data-subject="(\d)"', text)
+    assert chosen == ["1", "0", "2"]
+    names = [f"many, request {w.request.id}" for w in (two, one, three)]
+    assert re.findall(r'<h1 id="name-\d"><bdi>([^<]+)</bdi>', text) == names
+    assert '"linked":true' in text
 
 
 def test_the_command(tmp_path: Path) -> None:

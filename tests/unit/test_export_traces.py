@@ -13,13 +13,26 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
+from ttftprof import python_frames
 from ttftprof.analysis import conclude
 from ttftprof.events import Wait
 from ttftprof.model import Report
 from ttftprof.reports import chrome, folded, html_data, perfetto, slices, speedscope, words
 from ttftprof.timeline import Timeline
 from unit import report_samples as samples
-from unit.recordings import B_GGUF, DEV, MS, NEW, Scene, ms, router_switch
+from unit.recordings import (
+    B_GGUF,
+    DEV,
+    MIB,
+    MS,
+    NEW,
+    PythonSpans,
+    Scene,
+    gpu_switch,
+    ms,
+    python_segment,
+    router_switch,
+)
 from unit.synthetic import busy_timeline
 
 # What speedscope's importer asks of an evented profile, as a schema of our own.
@@ -74,8 +87,33 @@ def busy() -> tuple[Report, Timeline]:
     return conclude(timeline, Path("busy.ttft")), timeline
 
 
-def both() -> list[tuple[Report, Timeline]]:
-    return [switch(), busy()]
+DRIVER_TRACK = f"driver calls of thread {NEW}"
+PYTHON_TRACK = f"Python of thread {NEW}, 20 looks a second"
+_LOOKS: PythonSpans = [
+    (NEW, 170, 220, [("server.py", "main", 1), ("torch/a.py", "load", 3)]),
+    (NEW, 220, 270, [("server.py", "main", 2), ("torch/a.py", "load", 3), ("torch/b.py", "f", 4)]),
+    (NEW, 270, 300, [("server.py", "main", 2), ("torch/b.py", "f", 4)]),
+    (NEW, 400, 450, [("server.py", "main", 9)]),
+]
+# (frame, from, to, depth)
+PYTHON_FRAMES = [
+    ("server.py:main", 170, 300, 0),
+    ("torch/a.py:load", 170, 270, 1),
+    ("torch/b.py:f", 220, 270, 2),
+    ("torch/b.py:f", 270, 300, 1),
+    ("server.py:main", 400, 450, 0),
+]
+
+
+def seen_inside() -> tuple[Report, Timeline]:
+    """With calls into the driver and looks at Python stacks."""
+    scene = gpu_switch().fact("python_stacks", *python_segment(NEW, _LOOKS))
+    timeline = scene.timeline()
+    return conclude(timeline, Path("inside.ttft")), timeline
+
+
+def recordings() -> list[tuple[Report, Timeline]]:
+    return [switch(), busy(), seen_inside()]
 
 
 # -- Perfetto -------------------------------------------------------------------------------------
@@ -110,9 +148,9 @@ def spans_of(trace: Any) -> dict[int, list[tuple[str, int, int, int]]]:
     return found
 
 
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("which", [0, 1, 2])
 def test_perfetto_declares_its_clock_and_describes_tracks_first(which: int) -> None:
-    trace = decoded(*both()[which])
+    trace = decoded(*recordings()[which])
     first = trace.packet[0]
     assert first.clock_snapshot.primary_trace_clock == 3  # BUILTIN_CLOCK_MONOTONIC
     described: set[int] = set()
@@ -152,6 +190,34 @@ def test_perfetto_has_every_wait_every_request_to_storage_and_the_counters() -> 
     assert len(counted) == sum(len(s.ns) for _, s in slices.counters(report))
 
 
+def test_perfetto_has_calls_into_the_driver_and_python_frames() -> None:
+    report, timeline = seen_inside()
+    trace = decoded(report, timeline)
+    names = {p.track_descriptor.uuid: p.track_descriptor.name for p in trace.packet}
+    told = {names[track]: spans for track, spans in spans_of(trace).items()}
+    driver = {(name, ms(start), ms(end)) for name, start, end, _ in told[DRIVER_TRACK]}
+    assert {("cuMemcpyHtoD", 300, 340), ("cuMemAlloc", 201, 203)} <= driver
+    assert len(driver) == len(timeline.gpu.calls[NEW])
+    copied = [
+        note.int_value
+        for packet in trace.packet
+        if packet.track_event.name == "cuMemcpyHtoD"
+        for note in packet.track_event.debug_annotations
+        if note.name == "bytes"
+    ]
+    assert copied == [100 * MIB, 60 * MIB]
+    frames = [(name, ms(start), ms(end), depth) for name, start, end, depth in told[PYTHON_TRACK]]
+    assert sorted(frames, key=lambda f: (f[1], f[3])) == PYTHON_FRAMES
+
+
+def test_python_frames_last_from_look_to_look_and_nest() -> None:
+    report, timeline = seen_inside()
+    (process,) = [p for p in report.tracks.processes if p.tgid == NEW]
+    ((tid, rate_hz, frames),) = python_frames.threads(timeline, process)
+    assert (tid, rate_hz) == (NEW, 20)
+    assert [(n, ms(a), ms(b)) for a, b, n in frames] == [f[:3] for f in PYTHON_FRAMES]
+
+
 @given(samples.any_report())
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 def test_any_report_is_a_balanced_trace(report: Report) -> None:
@@ -161,9 +227,9 @@ def test_any_report_is_a_balanced_trace(report: Report) -> None:
 # -- Chrome ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("which", [0, 1, 2])
 def test_chrome_slices_nest_and_keep_nanoseconds(which: int) -> None:
-    report, timeline = both()[which]
+    report, timeline = recordings()[which]
     out = io.StringIO()
     chrome.write(report, timeline, out)
     events = json.loads(out.getvalue())["traceEvents"]

@@ -7,22 +7,33 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 
 from ttftprof.cli.report import command
-from ttftprof.model import ACTIVITIES, PHASES, Report
+from ttftprof.model import ACTIVITIES, PHASES, PhaseShare, Report, WaitSplit
 from ttftprof.reports import html, scale, terminal, words
 from ttftprof.reports import json as json_report
 from unit import report_samples as samples
-from unit.recordings import GIB, MIB, MS, gpu_switch, router_switch
+from unit.recordings import (
+    GIB,
+    MIB,
+    MS,
+    NEW,
+    PythonSpans,
+    gpu_switch,
+    python_segment,
+    router_switch,
+)
 
 
 class Page(HTMLParser):
@@ -157,6 +168,58 @@ def test_what_left_the_cache_has_a_column_where_there_is_some() -> None:
     assert ">read by others<" not in told
 
 
+def _waited_over_nfs() -> Report:
+    cold = samples.cold()
+    split = WaitSplit(queue_ns=3 * MS, wire_ns=600 * MS, client_ns=7 * MS)
+    shares = (
+        PhaseShare("load", 300_000_000, 610 * MS, split),
+        PhaseShare("prefill", 14_572_800, 90 * MS, WaitSplit(wire_ns=90 * MS)),
+        PhaseShare("init", 0, 0, WaitSplit()),
+    )
+    file = samples.weights(storage_wait_ns=700 * MS, by_phase=shares)
+    return replace(cold, requests=(replace(cold.requests[0], files=(file,)),))
+
+
+def test_storage_waits_are_split_by_file_and_phase_as_in_the_json_report() -> None:
+    report = _waited_over_nfs()
+    text = page(report)
+    table = text[text.index('class="waits"') :]
+    table = table[: table.index("</table>")]
+    titles = re.findall(r"</svg>([^<]+)</th>", table[: table.index("<tbody>")])
+    assert titles == ["queue", "wire + server", "client"]  # nothing waited at a device
+    told = [
+        [int(ns) for ns in re.findall(r'data-ns="(\d+)"', row)]
+        for row in table.split("<tr>")
+        if "</th><td" in row
+    ]
+    (file,) = json_report.as_json(report)["requests"][0]["files"]
+    expected = [
+        [p["storage_wait_ns"], *(p["wait_split"][n] for n in ("queue_ns", "wire_ns", "client_ns"))]
+        for p in file["by_phase"]
+        if p["storage_wait_ns"]
+    ]
+    assert told == expected
+    assert all(row[0] == sum(row[1:]) for row in told)
+    assert 'class="waits"' not in page(samples.warm())
+
+
+def test_what_python_code_did_is_drawn_by_category() -> None:
+    weights, idle = ("torch/serialization.py", "load", 9), ("python3.11/threading.py", "wait", 1)
+    main = ("server.py", "main", 1)
+    spans: PythonSpans = [
+        (NEW, 200, 350, [main, weights]),
+        (NEW, 350, 400, [idle]),
+        (NEW, 400, 500, [main, weights]),
+    ]
+    report = router_switch().fact("python_stacks", *python_segment(NEW, spans)).report()
+    drawn = data_of(page(report))
+    (calls,) = [c for p in drawn["recordings"][0]["processes"] for c in p["python"]]
+    assert calls["label"] == f"Python of thread {NEW}"
+    assert calls["names"] == ["weights"]
+    assert calls["d"] == [150 * MS, 100 * MS]
+    assert drawn["python"]["weights"] == "reading weights"
+
+
 def test_parts_and_gpus_are_drawn_with_the_json_reports_times() -> None:
     report = on_gpus()
     document = json_report.as_json(report)
@@ -186,6 +249,68 @@ def test_every_phase_and_activity_has_a_colour() -> None:
     for name in (*PHASES, *ACTIVITIES):
         assert f" --{name}: #" in style
         assert f".fill-{name} {{ fill: var(--{name}); }}" in style
+
+
+# As machado2009 simulates them, severity 1.0: linear RGB to what is seen.
+_SEEN_BY = {
+    "deuteranopia": (
+        (0.367322, 0.860646, -0.227968),
+        (0.280085, 0.672501, 0.047413),
+        (-0.011820, 0.042940, 0.968881),
+    ),
+    "protanopia": (
+        (0.152286, 1.052583, -0.204868),
+        (0.114503, 0.786281, 0.099216),
+        (-0.003882, -0.048116, 1.051998),
+    ),
+}
+
+
+def _lab(rgb: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """CIE L*a*b* (D65) of linear RGB."""
+    to_xyz = [
+        [0.4124, 0.3576, 0.1805],
+        [0.2126, 0.7152, 0.0722],
+        [0.0193, 0.1192, 0.9505],
+    ]
+    xyz = np.array(to_xyz) @ np.clip(rgb, 0, 1) / [0.9505, 1.0, 1.089]
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def _colours(theme: str, names: Iterable[str]) -> dict[str, np.ndarray[Any, Any]]:
+    """{name: linear RGB}"""
+    style = html.asset("report.css")
+    light, dark = style.split(':root[data-theme="dark"]')
+    own = {}
+    for name in names:
+        told = [re.search(rf" --{name}: #([0-9a-f]{{6}})", part) for part in (light, dark)]
+        chosen = told[1] if theme == "dark" and told[1] else told[0]
+        assert chosen
+        encoded = np.array([int(chosen[1][i : i + 2], 16) / 255 for i in (0, 2, 4)])
+        linear = np.where(encoded <= 0.04045, encoded / 12.92, ((encoded + 0.055) / 1.055) ** 2.4)
+        own[name] = linear
+    return own
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("eyes", [None, *_SEEN_BY])
+@pytest.mark.parametrize("names", [PHASES, ACTIVITIES], ids=["phases", "activities"])
+def test_colours_stay_apart_for_every_eye(
+    theme: str, eyes: str | None, names: tuple[str, ...]
+) -> None:
+    """Distance in L*a*b*; what is next to each other in a switch keeps more."""
+    seen = {
+        name: _lab(np.array(_SEEN_BY[eyes]) @ rgb if eyes else rgb)
+        for name, rgb in _colours(theme, names).items()
+    }
+    apart = {
+        (one, other): float(np.linalg.norm(seen[one] - seen[other]))
+        for one, other in combinations(names, 2)
+    }
+    assert min(apart.values()) > 8, min(apart, key=lambda pair: apart[pair])
+    if names is PHASES:
+        assert min(apart[pair] for pair in pairwise(PHASES[:-1])) > 15, apart
 
 
 def test_the_printed_table_adds_up_to_the_printed_whole() -> None:

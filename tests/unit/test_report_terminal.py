@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from ttftprof.model import PHASES, Report, SourceState
+from ttftprof.reports import flame
 from ttftprof.reports.flame import PHASE_PAINT
 from ttftprof.reports.safe import clip, clip_middle, clip_path, plain
 from ttftprof.reports.terminal import write
@@ -50,6 +51,15 @@ def shown(
     if not colour:
         assert bare == text
     return text
+
+
+@given(st.integers(20, 180), st.booleans())
+def test_a_legend_tears_no_name_from_its_block(width: int, colour: bool) -> None:
+    lines = flame.legend(PHASES, width, colour).plain.split("\n")
+    assert all(len(line) <= width for line in lines)
+    told = [item for line in lines for item in re.findall(r"(..) (\w+)(?:  |$)", line)]
+    assert [name for _, name in told] == list(PHASES)
+    assert colour or len({block for block, _ in told}) == len(PHASES)
 
 
 # -- the whole ------------------------------------------------------------------------------------

@@ -329,29 +329,6 @@ def test_a_counter_grows_between_two_looks_not_since_its_last_row() -> None:
     assert [file.at("reads", ns(at)) for at in (20, 500, 1_000, 1_010)] == [100, 100, 100, 150]
 
 
-def test_a_counter_grows_since_the_file_is_used_again() -> None:
-    """The recorder looked late; what others do to the cache was on its way before."""
-    scene = Scene().file(9)
-    scene.file_row(9, 20, added_pages=7, evicted_pages=0, cached_pages=500)
-    scene.file_row(9, 120, added_pages=519, evicted_pages=500, cached_pages=512)
-    scene.record(Kind.TOUCH, ns(100), dev=DEV, ino=9)
-    for look in (20, 40, 120):
-        scene.thread_row(PID, look, cpu_ns=look)
-    file = scene.timeline().files[DEV, 9]
-    assert [file.at("added_pages", ns(at)) for at in (40, 99, 100, 110)] == [7, 7, 7, 263]
-    assert file.at("evicted_pages", ns(80)) == pytest.approx(250, abs=1)
-    assert file.at("cached_pages", ns(80)) == pytest.approx(506, abs=1)
-
-
-def test_reads_one_after_another_are_one_use() -> None:
-    """A read under way when the recorder looked is no new beginning."""
-    scene = Scene().file(9).file_row(9, 20, read_bytes=10).file_row(9, 40, read_bytes=90)
-    for at in (18, 24, 30, 36):
-        scene.record(Kind.READ, ns(at), ns(6) - ns(0), dev=DEV, ino=9)
-    file = scene.timeline().files[DEV, 9]
-    assert file.at("read_bytes", ns(30)) == 50
-
-
 def test_a_counter_without_rows_is_zero() -> None:
     file = Scene().file(9).timeline().files[DEV, 9]
     assert (file.at("reads", ns(5)), file.delta("reads", ns(0), ns(5))) == (0.0, 0)

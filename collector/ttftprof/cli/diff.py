@@ -74,10 +74,8 @@ def command(
 def _write_html(comparisons: Sequence[Comparison], page: Path) -> None:
     from ttftprof.reports import html
 
-    waits = [comparisons[0].base, *(c.other for c in comparisons)]
-    reports = list({wait.report.path: wait.report for wait in waits}.values())
     with output.text_file(page) as out:
-        html.write(reports, out, comparisons)
+        html.write_comparison(comparisons, out)
     click.echo(f"wrote {page}; open it in a browser", err=True)
 
 

@@ -33,7 +33,7 @@ def write(comparisons: Sequence[Comparison], out: TextIO, width: int, colour: bo
     asked = [(wait.report, wait.request) for wait in waits]
     page.gap()
     page.add(overview(asked, width, colour))
-    page.add(legend(asked, colour))
+    page.add(legend(asked, width, colour))
     for comparison in comparisons:
         page.gap()
         _print_comparison(page, comparison)

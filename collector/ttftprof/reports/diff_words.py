@@ -47,7 +47,7 @@ def rule(comparison: Comparison) -> str:
     return (
         f"rule: the first phase, in order of time, that grew by more than "
         f"{scale.duration(comparison.noise_ns)} ({share} % of the base's wait, at least "
-        f"{scale.duration(diagnosis.NOISE_NS)}) and makes up a fifth of all that grew so"
+        f"{scale.duration(diagnosis.NOISE_NS)}) and makes up a fifth of all such growth"
     )
 
 

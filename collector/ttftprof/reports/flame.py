@@ -8,7 +8,7 @@ the character that fills a block. A line is never wider than its layout.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
@@ -146,6 +146,18 @@ def swatch(phase: str, colour: bool) -> Text:
     """Two cells of a phase's block."""
     paint = PHASE_PAINT[phase]
     return Text(_fill(paint, colour) * 2, paint.block() if colour else "")
+
+
+def legend(names: Iterable[str], width: int, colour: bool) -> Text:
+    """Phases by their blocks, in lines that fit: rich would tear a name from its block."""
+    lines, line = [], Text()
+    for name in names:
+        item = swatch(name, colour).append(f" {name}")
+        if line and line.cell_len + 2 + item.cell_len > width:
+            lines.append(line)
+            line = Text()
+        line.append("  " if line else "").append_text(item)
+    return Text("\n").join([*lines, line])
 
 
 def _fill(paint: Paint, colour: bool) -> str:

@@ -34,16 +34,49 @@ from ttftprof.model import (
 from ttftprof.reports import diff_words, html_data, python, scale, words
 from ttftprof.reports.safe import clip_middle, plain
 
+# What a file uses stands in those before it.
+_SCRIPTS = (
+    "vocabulary",
+    "numbers",
+    "data",
+    "paint",
+    "timeline",
+    "lanes",
+    "view",
+    "drawing",
+    "lane_drawing",
+    "pointer",
+    "hands",
+    "told",
+    "search",
+    "page",
+)
 _DETAILED = 40  # requests of a recording whose tables are in the page
 _LISTED = 1_000
 _FILES = 40
 _NAME = 200
 
 
-def write(reports: Sequence[Report], out: TextIO, comparisons: Sequence[Comparison] = ()) -> None:
-    """Writes the page. `reports` in the order in which they are to be read; `comparisons`, all
-    with the same base, stand before them."""
-    script, style = asset("report.js"), asset("report.css")
+def write(reports: Sequence[Report], out: TextIO) -> None:
+    """Writes the page. `reports` in the order in which they are to be read."""
+    _write([(report, None) for report in reports], (), out)
+
+
+def write_comparison(comparisons: Sequence[Comparison], out: TextIO) -> None:
+    """Writes the page of comparisons, all with the same base: what grew in each, then the waits
+    with their timelines, which are aligned where the requests begin and move together."""
+    waits = [comparisons[0].base, *(comparison.other for comparison in comparisons)]
+    _write([(wait.report, wait.request) for wait in waits], comparisons, out)
+
+
+def _write(
+    shown: Sequence[tuple[Report, Request | None]],
+    comparisons: Sequence[Comparison],
+    out: TextIO,
+) -> None:
+    """`shown`: recordings, each with the request that is chosen at first: None for the slowest."""
+    script, style = _script(), asset("report.css")
+    reports = [report for report, _ in shown]
     names = ", ".join(plain(words.recording_name(report), 60) for report in reports[:3])
     page = template("report.html.j2").render(
         title=f"{names} · ttftprof",
@@ -51,13 +84,19 @@ def write(reports: Sequence[Report], out: TextIO, comparisons: Sequence[Comparis
         style=Markup(style),
         script_hash=inline_hash(script),
         style_hash=inline_hash(style),
-        data=Markup(html_data.embedded(html_data.document(reports))),
+        data=Markup(html_data.embedded(html_data.document(reports, linked=bool(comparisons)))),
         comparisons=[_comparison(comparison) for comparison in comparisons],
-        recordings=[_recording(report) for report in reports],
+        recordings=[_recording(report, chosen) for report, chosen in shown],
         phases=PHASES,
         activities=ACTIVITIES,
     )
     out.write(page)
+
+
+def _script() -> str:
+    """The files of the timeline as one script, in a scope of its own."""
+    parts = (asset(f"report/{name}.js") for name in _SCRIPTS)
+    return '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
 
 
 def asset(name: str) -> str:
@@ -108,14 +147,16 @@ class _Row:
     bar: tuple[tuple[str, float, float], ...]
 
 
-def _recording(report: Report) -> dict[str, Any]:
+def _recording(report: Report, chosen: Request | None) -> dict[str, Any]:
     shown = html_data.subjects(report)
-    order = sorted(range(len(shown)), key=lambda i: -words.waited_ns(shown[i]))
+    order = sorted(
+        range(len(shown)), key=lambda i: (shown[i] is not chosen, -words.waited_ns(shown[i]))
+    )
     detailed = sorted(order[:_DETAILED])
     longest_ns = max(map(words.waited_ns, shown), default=0)
     rows = [_row(i, shown[i], longest_ns) for i in sorted(order[:_LISTED])]
     return {
-        "name": plain(words.recording_name(report), _NAME),
+        "name": _name(report, chosen),
         "facts": _facts(report),
         "warnings": [plain(warning) for warning in words.warnings(report)],
         "notes": [plain(note) for note in report.notes],
@@ -124,8 +165,13 @@ def _recording(report: Report) -> dict[str, Any]:
         "not_listed": len(shown) - len(rows),
         "not_detailed": len(rows) - len(detailed),
         "subjects": [_subject(index, shown[index]) for index in detailed],
-        "slowest": order[0] if order else -1,
+        "chosen": order[0] if order else -1,
     }
+
+
+def _name(report: Report, chosen: Request | None) -> str:
+    name = plain(words.recording_name(report), _NAME)
+    return name if chosen is None else f"{name}, {html_data.title(chosen)}"
 
 
 def _facts(report: Report) -> list[str]:
@@ -234,6 +280,7 @@ def _subject(index: int, subject: Request) -> dict[str, Any]:
         "python": _python(subject),
         "files": [_file(f, moves) for f in words.by_importance(subject.files)[:_FILES]],
         "file_moves": [title.replace("\n", " ") for title, _ in moves],
+        "waits": _waits(subject),
         "files_left": max(len(subject.files) - _FILES, 0),
         "mounts": [_mount(m) for m in subject.mounts],
         "gpus": [_gpu(g) for g in subject.gpu],
@@ -340,6 +387,35 @@ def _file(file: FileUse, moves: Sequence[tuple[str, str]]) -> dict[str, Any]:
         ],
         "advice": ", ".join(plain(a, 60) for a in file.advice[:6]),
     }
+
+
+def _waits(subject: Request) -> dict[str, Any] | None:
+    """Storage waits by file and phase, with where the requests were; `bar`: (part, x, width) in
+    thousandths of the longest wait."""
+    waits = words.storage_waits(words.by_importance(subject.files))[:_FILES]
+    if not waits:
+        return None
+    split = [(title.replace("\n", " "), spent) for title, spent in words.wait_split(waits)]
+    longest_ns = max(share.storage_wait_ns for _, share in waits)
+    rows = []
+    for number, (file, share) in enumerate(waits):
+        own = [(title, spent[number]) for title, spent in split]
+        at, bar = 0.0, []
+        for title, ns in own:
+            width = ns * 1000 / longest_ns
+            bar.append((title.split()[0], round(at, 2), round(width, 2)))
+            at += width
+        rows.append(
+            {
+                "path": clip_middle(plain(file.path), _NAME),
+                "phase": share.phase,
+                "from_storage": scale.size(share.bytes_from_storage),
+                "ns": share.storage_wait_ns,
+                "split": [ns for _, ns in own],
+                "bar": bar,
+            }
+        )
+    return {"titles": [title for title, _ in split], "rows": rows}
 
 
 def _mount(mount: MountUse) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ttftprof import condense
+from ttftprof.engines.python_code import CATEGORY_WORDS
 from ttftprof.model import (
     ACTIVITIES,
     PHASES,
@@ -46,10 +47,13 @@ def embedded(document: Json) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def document(reports: Sequence[Report]) -> Json:
+def document(reports: Sequence[Report], linked: bool = False) -> Json:
+    """`linked`: the timelines are aligned where their chosen requests begin, and move together."""
     return {
+        "linked": linked,
         "phases": PHASES,
         "activities": ACTIVITIES,
+        "python": CATEGORY_WORDS,
         "recordings": [_recording(report) for report in reports],
     }
 
@@ -223,6 +227,7 @@ def _process(process: ProcessTrack, origin: int) -> Json:
         "left_out": process.threads_left_out,
         "calls": _calls(process.calls, origin),
         "driver_calls": _calls(process.driver_calls, origin),
+        "python": [_calls(thread, origin) for thread in process.python],
     }
 
 

@@ -46,14 +46,7 @@ def header(width: int, colour: bool) -> Iterator[Text]:
     titles = ("time", _TIME), ("model", model), ("TTFT".rjust(_WAIT), _WAIT), ("kind", _KIND)
     line = " ".join(title.ljust(cells) for title, cells in (*titles, ("phases", bar)))
     yield Text((f"{line} cause" if cause else line).rstrip(), _DIM)
-    legend = Text()
-    for name in PHASES:
-        item = flame.swatch(name, colour).append(f"\N{NO-BREAK SPACE}{name}  ")
-        if legend.cell_len + item.cell_len > width + 2:
-            yield legend
-            legend = Text()
-        legend.append_text(item)
-    yield legend
+    yield from flame.legend(PHASES, width, colour).split()
 
 
 def line(ended: Ended, width: int, colour: bool) -> Text:

@@ -1,4 +1,4 @@
-"""A summary in Markdown, for an issue or a chat: a table of requests, then each with its split.
+"""A summary in Markdown, for an issue or a chat: requests, then each with its split and its files.
 
 Guarantee: foreign text can start no link, image, HTML or heading; parts add up as printed.
 """
@@ -13,7 +13,7 @@ from ttftprof.model import ACTIVITIES, PHASES, Report, Request
 from ttftprof.reports import html_data, scale, words
 from ttftprof.reports.safe import plain
 
-_DETAILED = 10
+_DETAILED, _FILES = 10, 5
 
 
 def write(report: Report, out: TextIO) -> None:
@@ -74,8 +74,27 @@ def _detail(subject: Request) -> Iterator[str]:
         )
     if subject.verdict.explanation:
         yield f"\n{text(subject.verdict.explanation)}"
-    for action in subject.verdict.actions:
-        yield f"\n* {text(action.change)}"
+    for number, action in enumerate(subject.verdict.actions, 1):
+        gain = action.expected_gain_ns
+        saved = "" if gain is None else f" (saves about {scale.estimate(gain)})"
+        yield f"{'' if number > 1 else chr(10)}{number}. {text(action.change)}{saved}"
+    files = words.by_importance(subject.files)[:_FILES]
+    if files:
+        yield ""
+        yield from _table(
+            ["file", "size", "from storage", "cached before", "waited", "rate"],
+            [
+                [
+                    text(file.path),
+                    scale.size(file.size_bytes),
+                    scale.size(file.bytes_from_storage),
+                    scale.percent(file.residency_before),
+                    scale.duration(file.storage_wait_ns),
+                    scale.rate(file.bytes_per_second),
+                ]
+                for file in files
+            ],
+        )
 
 
 def _sum(parts_us: Sequence[int]) -> str:

@@ -60,16 +60,10 @@ def _wait_ns(request: Request) -> int | None:
     return words.waited_ns(request) if words.is_start(request) else request.ttft_ns
 
 
-def legend(asked: Sequence[Asked], colour: bool) -> Text:
+def legend(asked: Sequence[Asked], width: int, colour: bool) -> Text:
     """The phases that occur, each with its block."""
     seen = {phase.phase for _, request in asked for phase in request.phases}
-    text = Text()
-    for name in PHASES:
-        if name in seen:
-            text.append_text(flame.swatch(name, colour))
-            text.append(f"\N{NO-BREAK SPACE}{name}  ")
-    text.rstrip()
-    return text
+    return flame.legend([name for name in PHASES if name in seen], width, colour)
 
 
 def _names(asked: Sequence[Asked], budget: int) -> _Names:

@@ -16,6 +16,7 @@ from itertools import count
 import numpy as np
 import numpy.typing as npt
 
+from ttftprof import python_frames
 from ttftprof.activities import ACTIVITY_OF_WAIT
 from ttftprof.events import Kind, Records, Wait, duration_end
 from ttftprof.gpu_facts import DriverSpan
@@ -50,7 +51,8 @@ class Slices:
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """`number` is unique and not 0; `parent` is another's. `kind`: group, request, thread, io."""
+    """`number` is unique and not 0; `parent` is another's. `kind`: group, request, process,
+    thread, calls, python, io."""
 
     number: int
     parent: int | None
@@ -152,6 +154,15 @@ def _process(process: ProcessTrack, timeline: Timeline, numbers: Iterator[int]) 
             name = f"thread {waits.tid}"
             yield Track(next(numbers), number, name, "thread", slices, process.tgid, waits.tid)
     yield from _calls(process, timeline, number, numbers)
+    for tid, rate_hz, frames in python_frames.threads(timeline, process):
+        name = f"Python of thread {tid}, {rate_hz} looks a second"
+        slices = Slices(partial(_frames, frames))
+        yield Track(next(numbers), number, name, "python", slices, process.tgid, tid)
+
+
+def _frames(frames: python_frames.Frames) -> Iterator[Slice]:
+    for start_ns, end_ns, name in frames:
+        yield Slice(start_ns, end_ns, plain(name, _NAME))
 
 
 def _waits(waits: Waits, start_ns: int, end_ns: int) -> Iterator[Slice]:

@@ -198,31 +198,20 @@ def _filled(items: Sequence[str], room: int) -> list[str]:
     return lines
 
 
-_SPLIT = (
-    ("queue", "queue_ns"),
-    ("wire +\nserver", "wire_ns"),
-    ("server", "server_ns"),
-    ("device", "device_ns"),
-    ("client", "client_ns"),
-)
-
-
 def storage_waits(used: Sequence[FileUse], width: int) -> Iterator[Table]:
     """Where the requests were while threads waited, by file and phase; nothing if none waited.
     Columns in which nothing was waited for are left out."""
-    rows = [(f, share) for f in used for share in f.by_phase if share.storage_wait_ns]
+    rows = words.storage_waits(used)
     if not rows:
         return
-    name_width = max(width // 4, 20)
+    name_width = max(width * 2 // 5, 20)
     names = [f"{clip_path(plain(f.path), name_width - 10)} {share.phase}" for f, share in rows]
     columns = [
         Column("from\nstorage", [scale.size(share.bytes_from_storage) for _, share in rows]),
         Column("storage\nwait", [scale.duration(share.storage_wait_ns) for _, share in rows]),
     ]
-    for title, name in _SPLIT:
-        spent = [getattr(share.wait_split, name) for _, share in rows]
-        if any(spent):
-            columns.append(Column(title, list(map(scale.duration, spent))))
+    for title, spent in words.wait_split(rows):
+        columns.append(Column(title, list(map(scale.duration, spent))))
     yield from banded(Column("waited for, in", names, right=False), columns, width)
 
 

@@ -118,7 +118,7 @@ def _print_overview(page: Page, asked: Sequence[Asked], several: bool, everythin
     if not shown:
         return
     page.add(overview(shown, page.width, page.colour))
-    page.add(legend(shown, page.colour))
+    page.add(legend(shown, page.width, page.colour))
     if len(shown) < len(asked):
         left = len(asked) - len(shown)
         page.add_text(f"{left} faster requests are not shown; --all shows them", _DIM)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
-from ttftprof.model import FileUse, Report, Request, Verdict
+from ttftprof.model import FileUse, PhaseShare, Report, Request, Verdict
 from ttftprof.reports import scale
 
 # What the analysis cannot know once events of a kind were lost (see events.LOST).
@@ -26,6 +26,14 @@ CACHE_MOVES = (
     ("evicted", "evicted_bytes"),
     ("refaulted", "refaulted_bytes"),
 )
+# (title, field of `WaitSplit`): shown where any wait has some.
+WAIT_SPLIT = (
+    ("queue", "queue_ns"),
+    ("wire +\nserver", "wire_ns"),
+    ("server", "server_ns"),
+    ("device", "device_ns"),
+    ("client", "client_ns"),
+)
 
 
 def told(report: Report, everything: bool = True) -> list[Request]:
@@ -45,6 +53,17 @@ def refused(request: Request) -> bool:
 def by_importance(files: Sequence[FileUse]) -> list[FileUse]:
     """Weights first, then by what was read from storage."""
     return sorted(files, key=lambda f: (not f.is_weights, -(f.bytes_from_storage or 0)))
+
+
+def storage_waits(files: Sequence[FileUse]) -> list[tuple[FileUse, PhaseShare]]:
+    """What was waited for, by file and phase."""
+    return [(file, share) for file in files for share in file.by_phase if share.storage_wait_ns]
+
+
+def wait_split(waits: Sequence[tuple[FileUse, PhaseShare]]) -> list[tuple[str, list[int]]]:
+    """(title, ns of each wait): where the requests were meanwhile; what none was in is left out."""
+    parts = [(title, [getattr(s.wait_split, name) for _, s in waits]) for title, name in WAIT_SPLIT]
+    return [(title, spent) for title, spent in parts if any(spent)]
 
 
 def is_start(request: Request) -> bool:
