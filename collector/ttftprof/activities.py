@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ttftprof.engines.driver_calls import WAIT
 from ttftprof.events import CpuMode, Wait
 from ttftprof.gpu_facts import DriverSpan
 from ttftprof.model import ACTIVITIES, Activities
@@ -81,7 +82,9 @@ def process_activities(
     ]
     if not threads:
         return _joined(np.array([start_ns]), np.array([end_ns]), np.array([_UNKNOWN], np.uint8))
-    copying, awaiting = timeline.gpu.copies(tgid), timeline.gpu.waits(tgid)
+    under_way = timeline.gpu.during(tgid, start_ns, end_ns)
+    copying = [c for c in under_way if c.to_device]
+    awaiting = [c for c in under_way if c.group == WAIT]
     calls = {_COPYING: [*copying, *awaiting] if loading else copying}
     calls[_AWAITING] = [] if loading else awaiting
     edges, labels = _label(threads, calls, start_ns, end_ns)
@@ -230,8 +233,7 @@ def _changes(
         reason = thread.reason[inside][slept]
         add(thread.start_ns[inside][slept], -1, reason, 1)
         add(np.minimum(thread.end_ns[inside][slept], thread.dead_ns), 1, reason, -1)
-    for code, spans in calls.items():
-        own = [c for c in spans if c.start_ns < end_ns and c.end_ns > start_ns]
+    for code, own in calls.items():
         inside_of = np.full(len(own), code, np.uint16)
         add(np.array([c.start_ns for c in own], np.int64), 0, inside_of, 1)
         add(np.array([c.end_ns for c in own], np.int64), 0, inside_of, -1)

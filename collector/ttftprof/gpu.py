@@ -50,7 +50,7 @@ _PROCESSES = 8  # of one device that have a curve of their own
 def uses_of(timeline: Timeline, tgid: int, start_ns: int, end_ns: int) -> list[GpuUse]:
     """One row for each device; one for a device that only calls show; none without either."""
     window = start_ns, end_ns
-    copies = _inside(timeline.gpu.copies(tgid), window)
+    copies = _inside(timeline.gpu.during(tgid, *window), window)
     copied = sum(c.size_bytes for c in copies) if timeline.gpu.calls.get(tgid) else None
     devices = timeline.gpu.devices
     holding = _holding(timeline, tgid)
@@ -74,7 +74,8 @@ def uses_of(timeline: Timeline, tgid: int, start_ns: int, end_ns: int) -> list[G
 
 
 def _inside(calls: Iterable[DriverSpan], window: Span) -> list[DriverSpan]:
-    return [c for c in calls if c.start_ns >= window[0] and c.end_ns <= window[1]]
+    """The copies to the device that began and ended there."""
+    return [c for c in calls if c.to_device and c.start_ns >= window[0] and c.end_ns <= window[1]]
 
 
 def notes_of(timeline: Timeline) -> list[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ttftprof.engines import driver_calls as known
 from ttftprof.engines.driver_calls import DRIVER_CALLS, FIRST_ROW
@@ -21,6 +22,8 @@ from ttftprof.recording import Facts
 
 _IMPOSSIBLE_NS = 1 << 62
 STILL_THERE = int(np.iinfo(np.int64).max)
+Ints = npt.NDArray[np.int64]
+_NO_EDGES: tuple[Ints, Ints] = (np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,10 @@ class GpuFacts:
     cache_opens: Sequence[CacheOpen]
     compilers: Sequence[Compiler]
     device_files: Records  # EVENT_DEVICE
-    refused: Sequence[Refused] = ()
+    refused: Sequence[Refused]
+    # By tgid: when each call began, and until when those up to it lasted. A server makes some
+    # hundred a second, and each phase of each request asks for its own.
+    edges: Mapping[int, tuple[Ints, Ints]]
 
     def of_device(self, device: int, valid: Valid) -> Records:
         """The samples of one device in which these fields were looked at."""
@@ -109,9 +115,12 @@ class GpuFacts:
         found: Records = rows[(rows["device"] == device) & ((rows["valid"] & bits) == bits)]
         return found
 
-    def waits(self, tgid: int) -> list[DriverSpan]:
-        """Calls of one process that return when the device is done."""
-        return [call for call in self.calls.get(tgid, ()) if call.group == known.WAIT]
+    def during(self, tgid: int, begin_ns: int, end_ns: int) -> list[DriverSpan]:
+        """The calls of one process that were under way in an interval."""
+        starts, latest = self.edges.get(tgid, _NO_EDGES)
+        first = int(np.searchsorted(latest, begin_ns, side="right"))
+        last = int(np.searchsorted(starts, end_ns, side="left"))
+        return [call for call in self.calls.get(tgid, ())[first:last] if call.end_ns > begin_ns]
 
     def copies(self, tgid: int) -> list[DriverSpan]:
         """Host-to-device copies of one process."""
@@ -123,16 +132,18 @@ def read(reader: Facts, by_kind: Mapping[Kind, Records]) -> GpuFacts:
     calls: dict[int, list[DriverSpan]] = {}
     for tgid, span in _spans(by_kind):
         calls.setdefault(tgid, []).append(span)
+    ordered = {tgid: sorted(own, key=lambda c: c.start_ns) for tgid, own in calls.items()}
     executed = [(ns, int(f["tgid"]), str(f.get("path") or "")) for ns, f in reader.facts("exec")]
     return GpuFacts(
         devices={int(fact["index"]): fact for _, fact in reader.facts("gpu")},
         samples=_ordered(reader.stream("gpu")),
         process_samples=_ordered(reader.stream("gpu_processes")),
-        calls={tgid: sorted(own, key=lambda c: c.start_ns) for tgid, own in calls.items()},
+        calls=ordered,
         cache_opens=tuple(_cache_opens(reader)),
         compilers=tuple(Compiler(*one) for one in executed if is_compiler(one[2])),
         device_files=by_kind[Kind.DEVICE],
         refused=tuple(_refused(reader)),
+        edges={tgid: _edges(own) for tgid, own in ordered.items()},
     )
 
 
@@ -176,6 +187,12 @@ def _span(enter: Any, leave: Any) -> DriverSpan:
         second=int(enter["b"]),
         result=None if leave is None else int(leave["a"]) & 0xFFFF_FFFF,
     )
+
+
+def _edges(calls: Sequence[DriverSpan]) -> tuple[Ints, Ints]:
+    starts = np.array([call.start_ns for call in calls], np.int64)
+    ends = np.array([call.end_ns for call in calls], np.int64)
+    return starts, np.maximum.accumulate(ends)
 
 
 def _refused(reader: Facts) -> Iterator[Refused]:

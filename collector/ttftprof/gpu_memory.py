@@ -121,7 +121,8 @@ def _changes(
 def _retries(timeline: Timeline, begin_ns: int, end_ns: int) -> Iterator[Evidence]:
     """Allocations that were refused, and whether the same was asked for again and given."""
     refused = given = lasted_ns = 0
-    for calls in timeline.gpu.calls.values():
+    for tgid in timeline.gpu.calls:
+        calls = timeline.gpu.during(tgid, begin_ns, end_ns)
         asked = [
             c
             for c in calls

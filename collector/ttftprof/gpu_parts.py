@@ -45,11 +45,7 @@ def _parts(
     timeline: Timeline, phase: Phase, tgid: int, activities: Sequence[Activity]
 ) -> Iterator[Part]:
     window = phase.start_ns, phase.end_ns
-    calls = [
-        call
-        for call in timeline.gpu.calls.get(tgid, ())
-        if call.start_ns < phase.end_ns and call.end_ns > phase.start_ns
-    ]
+    calls = timeline.gpu.during(tgid, *window)
     found = [
         _context(timeline, tgid, calls, window),
         _compile(timeline, tgid, calls, window),
@@ -222,20 +218,28 @@ def _capture(
     """From the begin of each capture to its end in the same thread, and making graphs of them; else
     what the engine says of it."""
     spans = _spans(call for call in calls if call.group == known.INSTANTIATE)
+    spans += timeline.derived(_captures, tgid)
+    groups = (known.CAPTURE, known.CAPTURED, known.INSTANTIATE)
+    made = [call for call in calls if call.group in groups]
+    if union(spans, window):
+        evidence = [_called(made)] if made else []
+        return part_of("graph_capture", spans, window, "observed", *evidence)
+    said = union(_said(timeline, tgid, "graphs_captured"), window)
+    what = "the engine said how long it captured graphs"
+    told = Evidence("log", what, length(said), "ns")
+    return part_of("graph_capture", said, window, "inferred", told)
+
+
+def _captures(timeline: Timeline, tgid: int) -> list[Span]:
+    """From the begin of each capture to its end in the same thread."""
     begun: dict[int, int] = {}
+    spans = []
     for call in timeline.gpu.calls.get(tgid, ()):
         if call.group == known.CAPTURE:
             begun[call.tid] = call.start_ns
         elif call.group == known.CAPTURED and call.tid in begun:
             spans.append((begun.pop(call.tid), call.end_ns))
-    groups = (known.CAPTURE, known.CAPTURED, known.INSTANTIATE)
-    made = [call for call in calls if call.group in groups]
-    if made:
-        return part_of("graph_capture", spans, window, "observed", _called(made))
-    said = union(_said(timeline, tgid, "graphs_captured"), window)
-    what = "the engine said how long it captured graphs"
-    evidence = Evidence("log", what, length(said), "ns")
-    return part_of("graph_capture", said, window, "inferred", evidence)
+    return spans
 
 
 def _allocation(name: str, calls: Sequence[DriverSpan], window: Span) -> Part | None:
@@ -305,7 +309,8 @@ def _load(
 
 def transfer_evidence(timeline: Timeline, tgid: int, window: Span) -> list[Evidence]:
     """How much was copied, and how long storage was read meanwhile."""
-    copies = timeline.gpu.copies(tgid)
+    under_way = timeline.gpu.during(tgid, *window)
+    copies = [c for c in under_way if c.to_device]
     inside = [c for c in copies if c.start_ns >= window[0] and c.end_ns <= window[1]]
     size = sum(c.size_bytes for c in inside)
     both = common_ns(union(_spans(copies), window), union(_storage(timeline, window), window))
@@ -313,10 +318,7 @@ def transfer_evidence(timeline: Timeline, tgid: int, window: Span) -> list[Evide
         Evidence("driver", "copied to the device", size, "bytes"),
         Evidence("driver", "storage was read while copying", both, "ns"),
     ]
-    calls = timeline.gpu.calls.get(tgid, ())
-    unknown = sum(
-        c.size_bytes for c in calls if c.either_way and window[0] <= c.start_ns < window[1]
-    )
+    unknown = sum(c.size_bytes for c in under_way if c.either_way and c.start_ns >= window[0])
     if unknown:
         told.append(Evidence("driver", "copied in a direction that is not told", unknown, "bytes"))
     return told
@@ -334,4 +336,5 @@ def _storage(timeline: Timeline, window: Span) -> Iterator[Span]:
 
 def copy_spans(timeline: Timeline, tgid: int, window: Span) -> list[Span]:
     """When a copy to the device was under way."""
-    return union(_spans(c for c in timeline.gpu.copies(tgid) if c.end_ns != FOREVER), window)
+    copying = [c for c in timeline.gpu.during(tgid, *window) if c.to_device]
+    return union(_spans(c for c in copying if c.end_ns != FOREVER), window)

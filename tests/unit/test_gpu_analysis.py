@@ -84,6 +84,17 @@ def test_calls_of_a_driver_are_no_calls_of_an_engine() -> None:
     assert [c.name for c in timeline.gpu.calls[7]] == ["cuInit"]
 
 
+def test_calls_of_an_interval_are_found_whatever_overlaps() -> None:
+    """One thread's long call spans those of another; one begins as the interval ends."""
+    scene = Scene().process(7, "x")
+    for begin, end, tid in ((0, 90, 8), (1, 2, 7), (10, 30, 7), (40, 60, 7), (70, 80, 7)):
+        scene.driver_call(7, "cuMemcpyHtoD", begin, end, size=begin, tid=tid)
+    gpu = scene.timeline().gpu
+    assert [c.size_bytes for c in gpu.during(7, ns(20), ns(70))] == [0, 10, 40]
+    assert [c.size_bytes for c in gpu.during(7, ns(85), ns(99))] == [0]
+    assert gpu.during(7, ns(90), ns(99)) == gpu.during(9, 0, ns(99)) == []
+
+
 def test_a_lost_return_swallows_nothing_after_it() -> None:
     scene = Scene().process(7, "x")
     scene.driver_call(7, "cuMemcpyHtoD", 1, None, size=5)

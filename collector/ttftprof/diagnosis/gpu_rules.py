@@ -14,6 +14,7 @@ from ttftprof.diagnosis.rules import Hint, seconds
 from ttftprof.engines import driver_calls as known
 from ttftprof.events import DeviceFlag, Kind, MmapFlag
 from ttftprof.gpu import link_rate
+from ttftprof.gpu_facts import DriverSpan
 from ttftprof.gpu_parts import Span, copy_spans, length
 from ttftprof.gpu_rows import Valid
 from ttftprof.model import Action, Evidence, Part, Phase
@@ -192,7 +193,9 @@ def _pageable(asked: _Asked) -> Hint | None:
     if length(copy_spans(timeline, tgid, window)) < _NOISE_NS:
         return None
     copies = [
-        c for c in timeline.gpu.copies(tgid) if c.start_ns >= window[0] and c.end_ns <= window[1]
+        c
+        for c in timeline.gpu.during(tgid, *window)
+        if c.to_device and c.start_ns >= window[0] and c.end_ns <= window[1]
     ]
     total = sum(c.size_bytes for c in copies)
     mapped = _file_maps(timeline, tgid)
@@ -312,8 +315,7 @@ def _no_device(asked: _Asked) -> Hint | None:
     """The driver or its device file refused, and the server went on without it."""
     if asked.phase.phase not in ("load", "init", "prefill"):
         return None
-    gpu = asked.timeline.gpu
-    began = [c for c in gpu.calls.get(asked.tgid, ()) if c.name in ("cuInit", "hipInit")]
+    began = asked.timeline.derived(_inits, asked.tgid)
     refused = [c for c in began if c.result]
     if refused and not any(c.result == 0 for c in began):
         found = Evidence("driver", f"{refused[-1].name} failed", refused[-1].result, "error")
@@ -335,6 +337,11 @@ def _no_device(asked: _Asked) -> Hint | None:
         ),
         (found,),
     )
+
+
+def _inits(timeline: Timeline, tgid: int) -> list[DriverSpan]:
+    calls = timeline.gpu.calls.get(tgid, ())
+    return [call for call in calls if call.name in ("cuInit", "hipInit")]
 
 
 def _denied_devices(asked: _Asked) -> int:
