@@ -244,7 +244,7 @@ def _held_before(timeline: Timeline, start: StartUp) -> Process | None:
         life
         for life in lives
         if life is not start.process
-        and life.gone_ns <= began
+        and life.left_ns <= began
         and start.weights in files_used(timeline, life, 0, life.gone_ns)
     ]
     return max(gone, key=lambda life: life.gone_ns, default=None)

@@ -85,6 +85,12 @@ class Process:
         return self.end_ns or self.exit_ns or FOREVER
 
     @property
+    def left_ns(self) -> int:
+        """When its last thread began to leave, or FOREVER. A process that was reaped had: on a
+        busy machine a thread of it may yet wait for a core to leave for good."""
+        return self.exit_ns or self.gone_ns
+
+    @property
     def argv(self) -> list[str]:
         return list(self.facts.get("argv") or [])
 

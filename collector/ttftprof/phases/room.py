@@ -24,7 +24,7 @@ def evicted(timeline: Timeline, served: Served, start: StartUp) -> Process | Non
         for life in lives
         if life.tgid not in ours
         and served.front.start_ns <= life.gone_ns
-        and (life.exit_ns or life.gone_ns) <= start.began.ns
+        and life.left_ns <= start.began.ns
         and (held_a_model(timeline, life) or _is_runner_of(served.front.tgid, life))
     ]
     return max(gone, key=lambda p: p.gone_ns, default=None)
@@ -43,7 +43,7 @@ def replaced(timeline: Timeline, process: Process) -> Process | None:
         for lives in timeline.processes.values()
         for life in lives
         if life.facts.get("comm") == name
-        and process.start_ns - RESTART_NS <= life.gone_ns <= (process.exec_ns or 0)
+        and process.start_ns - RESTART_NS <= life.left_ns <= (process.exec_ns or 0)
         and held_a_model(timeline, life)
     ]
     return max(gone, key=lambda p: p.gone_ns, default=None)
