@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +20,10 @@ import jsonschema
 import psutil
 import pytest
 
-from lab.llama_server import BINARY, COMMON, free_port
+from lab.llama_server import BINARY, free_port
+from lab.make_model import make_model
 from ttftprof.analysis import analyse
+from ttftprof.experiment.state import readahead_of
 from ttftprof.experiment.store import Store
 from ttftprof.reports.experiment_json import schema
 from workloads.config import MS, ModelConfig, save_config
@@ -134,32 +139,27 @@ def test_every_run_counts_and_nothing_of_the_talk_is_kept(
             assert b"tok0" not in data  # and of the answers
 
 
-def test_states_and_failures_of_the_truth_server(tmp_path: Path) -> None:
-    """Files not named: they are seen. Cold is cold, a failure is kept, the server recovers."""
+def test_a_state_that_cannot_be_had_is_left_out_and_one_that_passes_by_itself_is_seen(
+    tmp_path: Path,
+) -> None:
+    """A server as Ollama is: it keeps one model, and gives that up when nobody asks. Files are not
+    named: they are seen."""
     truth = truth_server(tmp_path, replace(SLEEPER, init_ns=100 * MS), size=24 << 20)
-    names = "'cold-switch', 'resident', 'dual-resident', 'killed-mid-load', 'client-timeout'"
+    save_config(replace(truth.config, style="ollama", keep_alive_ns=800 * MS), truth.config_path)
     report = bench(
         tmp_path,
         truth.plan(
-            f"runs = 1\nwarmups = 0\ngap_s = 0.05\nscenarios = [{names}]",
-            rest="[workload]\ngive_up_s = 0.1\nkill_after_s = 0.15\ntimeout_s = 20",
-        ),
+            "runs = 1\nwarmups = 0\ngap_s = 0.05\nscenarios = ['dual-resident', 'idle-expired']",
+            "api = 'ollama'",
+            "[workload]\nidle_s = 1.5",
+        ).replace("workloads.front", "workloads.ollama"),
     )
-    cold = condition(report, "cold-switch")
-    assert cold["counted"] == 1, cold["not_counted"]
-    assert cold["runs"][0]["values"]["storage_bytes"] == pytest.approx(24 << 20, rel=0.01)
-    assert condition(report, "resident")["counted"] == 1
-    dual = condition(report, "dual-resident")  # this server keeps one model only
+    dual = condition(report, "dual-resident")
     assert list(dual["not_counted"]) == ["the request needed: a load, not no load"]
-    for name, outcomes in (
-        ("killed-mid-load", {"failed", "gone"}),
-        ("client-timeout", {"timeout"}),
-    ):
-        failed = condition(report, name)
-        assert set(failed["outcomes"]) <= outcomes
-        assert failed["counted"] == 1, failed["not_counted"]
-        assert failed["not_recovered"] == 0
-        assert failed["runs"][0]["recovery"]["outcome"] == "ok"
+    assert dual["summaries"] == {}
+    idle = condition(report, "idle-expired")
+    assert idle["counted"] == 1, idle["not_counted"]
+    assert idle["mean_phases"]["init"] >= 100 * MS
 
 
 def test_killed_while_it_records_nothing_is_left_behind(tmp_path: Path) -> None:
@@ -222,25 +222,56 @@ def processes_about(folder: Path) -> list[str]:
     ]
 
 
+# -- the real llama-server ------------------------------------------------------------------------
+
+QUICK_ENGINE = ["--ctx-size", "512", "--threads", "1", "--parallel", "2", "--no-ui"]
+
+
+@pytest.fixture(scope="module")
+def small_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models a and b, so small that loading and asking them costs little."""
+    folder = tmp_path_factory.mktemp("small")
+    for seed, name in enumerate("ab", start=1):
+        make_model(folder / f"{name}.gguf", size_mb=12, layers=2, seed=seed)
+    return folder
+
+
+def engine_plan(
+    experiment: str,
+    models: Path | str,
+    resident: int = 1,
+    binary: Path | str = BINARY,
+    rest: str = "",
+) -> str:
+    """A plan that starts the real server, and measures b."""
+    port = free_port()
+    command = [str(binary), "--models-dir", str(models), "--models-max", str(resident)]
+    command += [*QUICK_ENGINE, "--host", "127.0.0.1", "--port", str(port)]
+    return (
+        f"[experiment]\nwarmups = 0\ngap_s = 0.05\n{experiment}\n"
+        f"[server]\nurl = 'http://127.0.0.1:{port}'\nmodels = ['b', 'a']\n"
+        f"command = {json.dumps(command)}\n"
+        "[workload]\nprompt_tokens = 12\nlong_prompt_tokens = 150\ntoo_long_tokens = 2000\n"
+        f"max_tokens = 2\nconcurrency = [2]\ngive_up_s = 0.05\nkill_after_s = 0.1\n{rest}\n"
+    )
+
+
 @pytest.mark.engine
-def test_the_real_server(models_dir: Path, tmp_path: Path) -> None:
+def test_the_real_server(small_models: Path, tmp_path: Path) -> None:
     """Four scenarios, five runs of each: a cold and a cached switch, a resident model with a short
     and with a long prompt. The machine may be busy: what is asserted does not hang on a few ms."""
-    port = free_port()
-    command = [str(BINARY), "--models-dir", str(models_dir), "--models-max", "1", *COMMON]
-    command += ["--host", "127.0.0.1", "--port", str(port)]
-    plan = (
-        "[experiment]\nruns = 5\nwarmups = 0\ngap_s = 0.05\n"
-        "scenarios = ['cold-switch', 're-switch', 'resident', 'long-prompt']\n"
-        f"[server]\nurl = 'http://127.0.0.1:{port}'\nmodels = ['b', 'a']\n"
-        f"command = {json.dumps(command)}\n[workload]\nlong_prompt_tokens = 200\nmax_tokens = 2\n"
-    )
-    report = bench(tmp_path, plan)
+    scenarios = ["cold-switch", "re-switch", "resident", "long-prompt"]
+    report = bench(tmp_path, engine_plan(f"runs = 5\nscenarios = {scenarios}", small_models))
     assert report["engine"].startswith("llama.cpp")
-    for scenario in ("cold-switch", "re-switch", "resident", "long-prompt"):
+    for scenario in scenarios:
         found = condition(report, scenario)
         assert found["counted"] == 5, found["not_counted"]
-    size = (models_dir / "b.gguf").stat().st_size
+        for run in found["runs"]:
+            checks = {check["what"]: check for check in run["checks"]}
+            assert checks["page cache of the model's files"]["how"] in ("cachestat", "mincore")
+            assert checks["prompt cache"]["met"]
+            assert checks["model b"]["how"] == "llama-router API"
+    size = (small_models / "b.gguf").stat().st_size
     cold, cached = condition(report, "cold-switch"), condition(report, "re-switch")
     assert cold["summaries"]["storage_bytes"]["median"]["value"] == pytest.approx(size, rel=0.02)
     assert cached["summaries"]["storage_bytes"]["most"] < size * 0.02
@@ -249,3 +280,93 @@ def test_the_real_server(models_dir: Path, tmp_path: Path) -> None:
     assert causes["cold-switch"]["metrics"]["init"]["shift"] > 0
     assert causes["long-prompt"]["blamed"] == "prefill"
     assert any("limit the prompt's length" in one["change"] for one in report["advice"])
+
+
+FAILED = {
+    "unknown-model": {"rejected", "failed"},
+    "context-too-long": {"rejected", "failed"},
+    "killed-mid-load": {"failed", "gone", "rejected", "refused"},
+    "client-timeout": {"timeout"},
+}
+ANSWERED = ["dual-resident", "concurrency-2", "restart", "cold-restart"]
+
+
+@pytest.mark.engine
+def test_every_other_scenario_of_the_real_server(small_models: Path, tmp_path: Path) -> None:
+    """Both models in memory, several at once, restarts; failures, each with its recovery."""
+    scenarios = [*(name.removesuffix("-2") for name in ANSWERED), *FAILED]
+    plan = engine_plan(f"runs = 1\nscenarios = {scenarios}", small_models, resident=2)
+    report = bench(tmp_path, plan)
+    for name in ANSWERED:
+        found = condition(report, name)
+        assert found["counted"] == 1, (name, found["not_counted"])
+    assert len(condition(report, "concurrency-2")["runs"][0]["answers"]) == 2
+    size = (small_models / "b.gguf").stat().st_size
+    read = {
+        name: condition(report, name)["runs"][0]["values"]["storage_bytes"]
+        for name in ("restart", "cold-restart")
+    }
+    assert read["restart"] < size * 0.02
+    assert read["cold-restart"] >= size * 0.98
+    for name, outcomes in FAILED.items():
+        failed = condition(report, name)
+        assert set(failed["outcomes"]) <= outcomes, name
+        assert failed["counted"] == 1, (name, failed["not_counted"])
+        assert failed["not_recovered"] == 0
+        assert failed["runs"][0]["recovery"]["outcome"] == "ok"
+
+
+@pytest.mark.engine
+def test_every_kind_of_factor_takes_force_alone(small_models: Path, tmp_path: Path) -> None:
+    """Read-ahead, mmap, arguments, mount, engine: each differs from the base in that only, by what
+    each run noted of itself. What was changed on the machine is put back."""
+    engine = tmp_path / "other-engine"
+    engine.write_text(f'#!/bin/sh\nexec {BINARY} "$@"\n')
+    engine.chmod(0o755)
+    with mounted_copy(small_models, tmp_path) as elsewhere:
+        before = readahead_of(str(small_models / "b.gguf")), readahead_of(str(elsewhere / "b.gguf"))
+        plan = engine_plan(
+            "runs = 1\nscenarios = ['cold-switch']",
+            "{disk}",
+            binary="{engine}",
+            rest="[vary]\nreadahead = [4096, 64]\nmmap = ['on', 'off']\n"
+            "argv = ['', '--no-warmup']\n"
+            f"disk = ['{elsewhere}', '{small_models}']\nengine = ['{BINARY}', '{engine}']",
+        )
+        report = bench(tmp_path, plan)
+        after = readahead_of(str(small_models / "b.gguf")), readahead_of(str(elsewhere / "b.gguf"))
+    assert before == after
+    with Store.read(tmp_path / "x.bench") as store:
+        prints = {one.slot.variant: one.result["fingerprint"] for one in store.kept()}
+    assert all(c["counted"] == 1 for c in report["conditions"])
+    base = prints.pop(report["changes"][0]["base"]["variant"])
+    changed = {
+        variant: {name for name in base if found[name] != base[name]}
+        for variant, found in prints.items()
+    }
+    parts = ("file of", "content of", "mount of", "mount options of", "read-ahead of")
+    of_mount = {f"{part} {model}" for part in parts for model in "ab"}
+    assert changed["readahead=64"] == {"read-ahead of a", "read-ahead of b"}
+    assert changed["mmap=off"] == changed["argv=--no-warmup"] == {"server's command"}
+    assert changed[f"engine={engine}"] == {"server's command"}
+    assert changed[f"disk={small_models}"] == {"server's command", *of_mount}
+    assert "--no-mmap" in prints["mmap=off"]["server's command"]
+    assert {c["sentence"].partition(":")[0] for c in report["changes"]} == {"too few runs to say"}
+
+
+@contextmanager
+def mounted_copy(models: Path, folder: Path) -> Iterator[Path]:
+    """The models on a file system of their own."""
+    image, point = folder / "image", folder / "elsewhere"
+    point.mkdir()
+    with image.open("wb") as file:
+        file.truncate(64 << 20)
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
+    subprocess.run(["mount", "-o", "loop", str(image), str(point)], check=True)
+    try:
+        for path in models.glob("*.gguf"):
+            shutil.copy(path, point)
+        os.sync()
+        yield point
+    finally:
+        subprocess.run(["umount", "-l", str(point)], check=True)

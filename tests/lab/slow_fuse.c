@@ -1,4 +1,5 @@
-/* A FUSE file system of one file, `model`, whose storage has the delay and the rate it is told.
+/* A FUSE file system of one file, `model` (or `model.` and anything), whose storage has the delay and
+ * the rate it is told.
  *
  *   slow_fuse MOUNTPOINT SIZE_BYTES DELAY_US BYTES_PER_SECOND [ANSWERS]
  *
@@ -101,7 +102,7 @@ static void answer_lookup(uint64_t unique, const char *name)
 {
     struct fuse_entry_out out = {.nodeid = MODEL_NODE, .entry_valid = 3600, .attr_valid = 3600};
 
-    if (strcmp(name, "model")) {
+    if (strncmp(name, "model", 5) || (name[5] && name[5] != '.')) {
         reply(unique, ENOENT, NULL, 0);
         return;
     }

@@ -87,11 +87,7 @@ def _match(known: Condition, here: Experiment, base: Experiment) -> Condition | 
 def _shift(known: Condition, found: Condition | None, metric: str) -> Shift | None:
     if found is None:
         return None
-    return compare(_values(known, metric), _values(found, metric))
-
-
-def _values(condition: Condition, metric: str) -> list[float]:
-    return [run.values[metric] for run in condition.counted if metric in run.values]
+    return compare(known.values(metric), found.values(metric))
 
 
 def _checked(

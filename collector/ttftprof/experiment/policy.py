@@ -118,7 +118,7 @@ def _of_concurrency(by_name: dict[str, Condition]) -> Iterator[Advice]:
 
 
 def _gain(slow: Condition, quick: Condition, change: str, when: str, cost: str) -> Iterator[Advice]:
-    shift = compare(_ttft(quick), _ttft(slow))
+    shift = compare(quick.values("ttft"), slow.values("ttft"))
     if shift is None or shift.shift.interval is None or not _is_sure(shift):
         return
     yield Advice(
@@ -137,10 +137,6 @@ def _is_sure(shift: Shift) -> bool:
         and shift.shift.interval is not None
         and shift.shift.interval.low > 0
     )
-
-
-def _ttft(condition: Condition) -> list[float]:
-    return [run.values["ttft"] for run in condition.counted if "ttft" in run.values]
 
 
 def _cost(condition: Condition, kind: str) -> str:

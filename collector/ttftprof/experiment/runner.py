@@ -495,8 +495,9 @@ class _Session:
         """What holds at the moment before the request, by the kernel's and the server's word."""
         target, other = self._server.target, self._server.other
         checks: list[Check | None] = []
-        if scenario.cache != "any":
-            checks.append(state.check_cache(self._files.get(target, ()), scenario.cache))
+        files = self._files.get(target, ())
+        if files or scenario.cache != "any":
+            checks.append(state.check_cache(files, scenario.cache))
         if scenario.drive == "restart":
             checks.append(self._gpu.check_base())
         elif scenario.resident in ("other", "both") and other is not None:

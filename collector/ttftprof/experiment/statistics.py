@@ -253,12 +253,16 @@ def detectable_shift(x: Values, y: Values, alpha: float = 1 - CONFIDENCE) -> flo
     return _detectable(sigma, len(x), len(y), alpha)
 
 
+@lru_cache(maxsize=64)
+def _z_for(alpha: float) -> float:
+    return float(stats.norm.ppf(1 - alpha / 2) + stats.norm.ppf(POWER))
+
+
 def _detectable(sigma: float, n: int, m: int | None, alpha: float = 1 - CONFIDENCE) -> float | None:
     if n < 3:
         return None
-    z = float(stats.norm.ppf(1 - alpha / 2) + stats.norm.ppf(POWER))
     spread = 1 / n + (1 / m if m is not None else 0)
-    return z * sigma * math.sqrt(spread / _WILCOXON_EFFICIENCY)
+    return _z_for(alpha) * sigma * math.sqrt(spread / _WILCOXON_EFFICIENCY)
 
 
 def _sigma(values: Values) -> float:

@@ -221,9 +221,11 @@ def _changes(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
 
 def _opened(folder: Path, writable: bool) -> sqlite3.Connection:
     path = folder / _FILE
-    mode = "rw" if writable else "ro"
     try:
-        db = sqlite3.connect(f"file:{path}?mode={mode}", uri=True, isolation_level=None)
+        # Also to look: what a kill cut short in the file has to be taken back first. SQLite opens
+        # what it may not write for reading only.
+        db = sqlite3.connect(f"file:{path}?mode=rw", uri=True, isolation_level=None)
+        db.execute(f"PRAGMA query_only={int(not writable)}")
         (identity,) = db.execute("PRAGMA application_id").fetchone()
         (version,) = db.execute("PRAGMA user_version").fetchone()
         if identity != APPLICATION_ID:

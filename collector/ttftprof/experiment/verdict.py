@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
 from typing import Any
 
 from ttftprof.diagnosis import first_that_matters
@@ -58,12 +60,11 @@ class Run:
         return not self.warmup and self.established and self.as_expected
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Condition:
     """All runs of one scenario under one variant.
 
-    `not_counted`: {why: how many}. `summaries` by metric; `mean_phases` add up to the mean TTFT
-    that the recorder saw.
+    `not_counted`: {why: how many}. `mean_phases` add up to the mean TTFT that the recorder saw.
     """
 
     scenario: str
@@ -73,7 +74,6 @@ class Condition:
     runs: tuple[Run, ...]
     not_counted: Mapping[str, int]
     outcomes: Mapping[str, int]
-    summaries: Mapping[str, Summary]
     mean_phases: Mapping[str, float]
     recovery: Summary | None
     not_recovered: int
@@ -81,6 +81,16 @@ class Condition:
     @property
     def counted(self) -> tuple[Run, ...]:
         return tuple(run for run in self.runs if run.counts)
+
+    def values(self, metric: str) -> list[float]:
+        """Of the runs that count and know it."""
+        return [run.values[metric] for run in self.counted if metric in run.values]
+
+    @cached_property
+    def summaries(self) -> Mapping[str, Summary]:
+        """By metric, those known."""
+        found = {name: summarise(self.values(name)) for name in ("ttft", *PHASES, *COUNTERS)}
+        return {name: summary for name, summary in found.items() if summary is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +221,6 @@ def find(plan: Plan, kept: Sequence[Kept]) -> Findings:
 def _condition(scenario: Scenario, variant: str, runs: Sequence[Run]) -> Condition:
     own = tuple(r for r in runs if r.scenario == scenario.name and r.variant == variant)
     counted = [run for run in own if run.counts]
-    by_metric: dict[str, list[float]] = {}
-    for run in counted:
-        for name, value in run.values.items():
-            by_metric.setdefault(name, []).append(value)
-    summaries = {name: summarise(values) for name, values in by_metric.items()}
     recorded = [run for run in counted if PHASES[0] in run.values]
     return Condition(
         scenario=scenario.name,
@@ -225,7 +230,6 @@ def _condition(scenario: Scenario, variant: str, runs: Sequence[Run]) -> Conditi
         runs=own,
         not_counted=Counter(why for why in map(why_not_counted, own) if why),
         outcomes=Counter(run.outcome for run in own if not run.warmup),
-        summaries={name: s for name, s in summaries.items() if s is not None},
         mean_phases={
             name: sum(run.values[name] for run in recorded) / len(recorded)
             for name in PHASES
@@ -277,7 +281,7 @@ def contrast(kind: str, base: Condition, other: Condition, alpha: float, paired:
     metrics = tuple(
         Compared(
             metric=name,
-            base_median=base.summaries[name].median.value,
+            base_median=median(base.values(name)),
             shift=shift,
             p=adjusted[name],
             beyond=adjusted[name] <= alpha
@@ -316,7 +320,7 @@ def _counts(base: Condition, other: Condition) -> tuple[int, int]:
 
 def _threshold_ns(kind: str, base: Condition, other: Condition) -> float:
     """Growth that is worth naming: a share of the longer wait, and some time."""
-    usual = [c.summaries["ttft"].median.value for c in (base, other) if "ttft" in c.summaries]
+    usual = [median(values) for c in (base, other) if (values := c.values("ttft"))]
     return max(MATTERS_NS, MATTERS_SHARE[kind] * max(usual, default=0.0))
 
 
@@ -338,18 +342,14 @@ def _shifts(
             ]
             shift = compare_paired([a for a, _ in both], [b for _, b in both])
         else:
-            shift = compare(_values_of(name, base), _values_of(name, other))
+            shift = compare(base.values(name), other.values(name))
         if shift is not None:
             found[name] = shift
     return found
 
 
-def _values_of(name: str, condition: Condition) -> list[float]:
-    return [run.values[name] for run in condition.counted if name in run.values]
-
-
 def _most(name: str, *conditions: Condition) -> float:
-    return max((value for c in conditions for value in _values_of(name, c)), default=0.0)
+    return max((value for c in conditions for value in c.values(name)), default=0.0)
 
 
 def _pairs(base: Condition, other: Condition) -> list[tuple[Run, Run]]:
