@@ -27,7 +27,7 @@ def measured_noise() -> list[Phases]:
 
 def plan(**experiment: Any) -> Plan:
     raw: dict[str, Any] = {"server": {"url": "http://h:1", "models": ["a", "b"]}}
-    for table in ("vary", "expect", "workload"):
+    for table in ("server", "vary", "expect", "workload"):
         if table in experiment:
             raw[table] = experiment.pop(table)
     raw["experiment"] = {"warmups": 0, **experiment}

@@ -72,11 +72,21 @@ def test_keep_alive_and_pins() -> None:
 
 
 def test_policies_are_those_that_matter() -> None:
-    assert [p.name for p in policies(traffic("ab"))][:2] == [
+    assert [p.name for p in policies(traffic("ab"), SIZES)][:2] == [
         "one model at a time",
         "all models resident",
     ]
-    assert any(p.pinned == frozenset("b") for p in policies(traffic("abbcb")))
+    assert any(p.pinned == frozenset("b") for p in policies(traffic("abbcb"), SIZES))
+
+
+def test_memory_is_tried_as_a_budget_where_the_sizes_are_known() -> None:
+    gigabytes = {"a": 40_000_000_000, "b": 8_000_000_000, "c": 8_000_000_000, "d": 24_000_000_000}
+    found = [p for p in policies(traffic("abcd"), gigabytes) if p.memory_bytes]
+    assert [(p.name.partition(",")[0], p.memory_bytes) for p in found] == [
+        ("as many as have room in 40 GB", 40_000_000_000),
+        ("as many as have room in 60 GB", 60_000_000_000),
+    ]
+    assert not [p for p in policies(traffic("abcz"), gigabytes) if p.memory_bytes]
 
 
 def test_costs_are_the_measured_medians() -> None:

@@ -90,7 +90,7 @@ def _played(findings: Findings, traffic: Sequence[Path]) -> list[Outcome]:
     if not asked:
         raise UsageError("the recordings hold no request that names a model", "record some traffic")
     room = int(min(r.host.get("memory_bytes") or 0 for r in reports) * _CACHE_SHARE)
-    return [replay(asked, sizes, costs, policy, room) for policy in policies(asked)]
+    return [replay(asked, sizes, costs, policy, room) for policy in policies(asked, sizes)]
 
 
 def plan_from_json(raw: Mapping[str, Any]) -> Plan:

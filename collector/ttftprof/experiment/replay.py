@@ -9,7 +9,7 @@ left out: a request that comes while another waits is served as if it came after
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,8 +108,8 @@ def costs_of(findings: Findings) -> Costs | None:
     )
 
 
-def policies(asked: Sequence[Asked]) -> list[Policy]:
-    """Those worth comparing for this traffic."""
+def policies(asked: Sequence[Asked], sizes: Mapping[str, int]) -> list[Policy]:
+    """Those worth comparing for this traffic; by memory where the models' sizes are known."""
     used = Counter(one.model for one in asked)
     favourite = used.most_common(1)[0][0]
     found = [Policy("one model at a time", models=1)]
@@ -117,6 +117,7 @@ def policies(asked: Sequence[Asked]) -> list[Policy]:
         Policy(f"up to {count} models, the longest unused goes", models=count)
         for count in range(2, min(len(used), 5))
     ]
+    found += _budgets([sizes[model] for model in used if model in sizes], len(used))
     found.append(Policy("all models resident"))
     for minutes in (5, 30):
         found.append(
@@ -126,6 +127,17 @@ def policies(asked: Sequence[Asked]) -> list[Policy]:
         pinned = frozenset({favourite})
         found.append(Policy(f"{favourite} always, one other beside it", models=2, pinned=pinned))
     return found
+
+
+def _budgets(sizes: Sequence[int], models: int) -> Iterator[Policy]:
+    """Memory for a half and for three quarters of all weights, where the largest has room in it."""
+    if len(sizes) < models or models < 3:
+        return
+    for share in (1 / 2, 3 / 4):
+        room = int(sum(sizes) * share)
+        if room >= max(sizes):
+            name = f"as many as have room in {room / 1e9:.3g} GB, the longest unused goes"
+            yield Policy(name, memory_bytes=room)
 
 
 def replay(
