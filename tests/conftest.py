@@ -25,11 +25,7 @@ def unsupported(reason: str) -> NoReturn:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--long",
-        action="store_true",
-        help="also run the tests marked `long`, and simulations and faults at their full number",
-    )
+    parser.addoption("--long", action="store_true", help="also run the tests marked `long`")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -52,12 +48,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         unsupported("no transformers serve: run scripts/engine --transformers")
     if item.get_closest_marker("vllm") and not VLLM.exists():
         unsupported("no vLLM: run scripts/engine --vllm")
-
-
-@pytest.fixture(scope="session")
-def is_long(pytestconfig: pytest.Config) -> bool:
-    """Whether `--long` was given."""
-    return bool(pytestconfig.getoption("--long"))
 
 
 @pytest.fixture(scope="session")

@@ -94,6 +94,7 @@ def queued(folder: Path, _: Weights) -> str:
         f"{COMMON}\nscenarios = ['concurrency']\nbaseline = 'concurrency'",
         f"files = {{ a = '{folder}/a.weights', b = '{folder}/b.weights' }}",
         "[workload]\nconcurrency = [3]\n[vary]\n'request.max_tokens' = ['60', '74']",
+        first_in_line=True,
     )
 
 
@@ -115,13 +116,9 @@ def _plan(folder: Path, truth: Truth, scenarios: str, planted: Mapping[str, Serv
         f"{COMMON}\n{scenarios}",
         f"files = {{ a = '{folder}/{{planted}}.model', b = '{folder}/b.weights' }}",
         f"[vary]\nplanted = {json.dumps(list(planted))}",
+        first_in_line=True,
     )
     return text.replace(str(truth.config_path), f"{folder}/{{planted}}.json")
-
-
-def _first_in_line(plan: str) -> str:
-    """The server's few steps on a core wait for nobody, as on a machine of its own."""
-    return plan.replace("command = '''", "command = '''chrt --rr 1 ")
 
 
 @contextmanager
@@ -148,7 +145,7 @@ def carry_out(name: str, folder: Path, weights: Weights, blocks: int) -> int:
     plan = folder / "plan.toml"
     if not plan.exists():  # its port is the experiment's from then on
         text = EXPERIMENTS[name](folder, weights)
-        plan.write_text(_first_in_line(text).replace("BLOCKS", str(blocks)))
+        plan.write_text(text.replace("BLOCKS", str(blocks)))
     command = [sys.executable, "-m", "ttftprof", "bench", str(plan), "-o", str(folder / "x.bench")]
     bench = subprocess.Popen([*command, "--format", "json"], stdout=subprocess.DEVNULL)
     try:

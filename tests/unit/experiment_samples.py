@@ -16,12 +16,21 @@ from ttftprof.experiment.state import Check
 from ttftprof.experiment.store import Kept, Slot, Store
 
 Phases = Mapping[str, float]
-NOISE = Path(__file__).parents[1] / "fixtures/experiment/truth_noise.json"
+FIXTURES = Path(__file__).parents[1] / "fixtures/experiment"
 
 
 def measured_noise() -> list[Phases]:
     """Phases of real runs of the truth workload: whole runs, so that what belongs together does."""
-    found: list[Phases] = json.loads(NOISE.read_text())["runs"]
+    found: list[Phases] = json.loads((FIXTURES / "truth_noise.json").read_text())["runs"]
+    return found
+
+
+def planted_runs() -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """{experiment: {phase that was made longer, or "as given" and "again": its runs}} as
+    `lab.planted` measured them: each with its `ttft` and its `phases`."""
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for row in json.loads((FIXTURES / "planted.json").read_text()):
+        found.setdefault(row["experiment"], {}).setdefault(row["planted"], []).append(row)
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ from typing import Any
 import jsonschema
 import pytest
 
+from ttftprof.errors import UsageError
+from ttftprof.experiment import evaluate as evaluation
 from ttftprof.experiment.evaluate import Experiment, evaluate
 from ttftprof.experiment.store import Slot
 from ttftprof.reports import experiment_html, experiment_json, experiment_terminal
 from unit.experiment_samples import UNMET, plan, result, stored
+from unit.report_samples import WEIGHTS_BYTES, cold
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m"
 
@@ -144,3 +148,48 @@ def test_an_experiment_without_a_run_has_reports_too(tmp_path: Path) -> None:
     out = io.StringIO()
     experiment_html.write(empty, out)
     jsonschema.validate(experiment_json.as_json(empty), experiment_json.schema())
+
+
+def test_recorded_traffic_is_played_in_every_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cost of each state comes from the experiment, who asks and when from the recording."""
+
+    def waits(slot: Slot) -> dict[str, Any]:
+        load = {"cold-switch": 9e8, "re-switch": 2e8, "resident": 0.0}[slot.scenario]
+        return result({"load": load, "prefill": 1e8})
+
+    made = plan(scenarios=["cold-switch", "re-switch", "resident"], runs=6)
+    folder = stored(tmp_path / "x", made, waits)
+    monkeypatch.setattr(evaluation, "analyse", lambda _: replace(cold(), host={"memory_bytes": 8}))
+    played = evaluate(folder, [tmp_path / "traffic.ttft"])
+    one, *_ = played.policies
+    assert (one.policy.name, one.requests) == ("one model at a time", 1)
+    assert one.mean_ns == pytest.approx(1e8 + 9e8 * WEIGHTS_BYTES / 50_000_000)  # a cold load
+    assert "the recorded traffic under other policies" in text(played)
+    out = io.StringIO()
+    experiment_html.write(played, out)
+    assert "one model at a time" in Page(out.getvalue()).text
+    document = experiment_json.as_json(played)
+    jsonschema.validate(document, experiment_json.schema())
+    assert [p["policy"] for p in document["policies"]][:2] == [
+        "one model at a time", "all models resident",
+    ]  # fmt: skip
+
+
+def test_traffic_without_a_measured_switch_cannot_be_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = plan(scenarios=["resident"], runs=2)
+    folder = stored(tmp_path / "x", made, make)
+    monkeypatch.setattr(evaluation, "analyse", lambda _: cold())
+    with pytest.raises(UsageError, match="no switch was measured"):
+        evaluate(folder, [tmp_path / "traffic.ttft"])
+
+
+def test_what_is_true_of_several_conditions_is_said_once(tmp_path: Path) -> None:
+    made = plan(scenarios=["cold-switch", "re-switch", "resident"], runs=2)
+    few = evaluate(stored(tmp_path / "x", made, lambda _: result({"prefill": 1e8})))
+    shown = " ".join(text(few).split())
+    assert "cold-switch; re-switch against resident: too few runs to say: 2 on the" in shown
+    assert shown.count("too few runs to say") == 1

@@ -52,6 +52,35 @@ def test_a_half_cached_file_is_neither(weights: str) -> None:
         assert check.found == "50.0 % cached"
 
 
+def test_any_state_of_the_cache_will_do_and_is_told(weights: str) -> None:
+    state.drop_files([weights])
+    check = state.check_cache([weights], "any")
+    assert (check.met, check.found) == (True, "0.0 % cached")
+
+
+@pytest.mark.parametrize(
+    ("told", "busted", "met"),
+    [
+        ([(0, 34), (12, 34)], True, True),  # a chat template's first tokens
+        ([(3, 40), (30, 40)], True, False),
+        ([(200, 1000)], True, True),
+        ([(300, 1000)], True, False),
+        ([(300, 1000)], False, True),
+    ],
+)
+def test_the_prompt_cache_is_missed_where_it_was_to_be(
+    told: list[tuple[int | None, int | None]], busted: bool, met: bool
+) -> None:
+    check = state.check_prompt_cache([*told, (None, 7)], busted)
+    assert check is not None
+    assert check.met is met
+    assert check.found == f"{max(told)[0]} of {max(told)[1]} tokens"
+
+
+def test_a_server_that_tells_nothing_of_its_prompt_cache_is_not_doubted() -> None:
+    assert state.check_prompt_cache([(None, 34), (3, None)], True) is None
+
+
 def test_files_that_are_not_known_or_gone_are_a_state_not_had(tmp_path: Path) -> None:
     unknown = state.check_cache([], "cold")
     assert not unknown.met

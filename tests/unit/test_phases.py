@@ -636,6 +636,17 @@ def test_the_third_waits_for_the_first_two() -> None:
     assert last(scene)[:2] == [("queue", 100, 202, O), ("prefill", 202, 250, O)]
 
 
+def test_of_requests_that_came_together_the_first_answered_had_the_first_slot() -> None:
+    """Which of them the server's threads took first is not told by the order of arrival."""
+    scene = Scene().process(NEW)
+    scene.request(NEW, 100.4, token=120, end=130, ports=(8_080, 50_001))
+    scene.log(NEW, "slot_start", 101).log(NEW, "slot_start", 131)
+    scene.call(NEW, "decode", 101, 119, value=38).call(NEW, "decode", 133, 150, value=38)
+    scene.request(NEW, 100, token=160, prompt_tokens=38)
+    mine = max(scene.report().requests, key=lambda r: r.ttft_ns or 0)
+    assert parts(mine.phases)[:2] == [("queue", 100, 131, O), ("prefill", 131, 150, O)]
+
+
 def test_a_request_from_before_recording_takes_nobodys_slot() -> None:
     scene = Scene().process(NEW)
     scene.request(NEW, 5, token=90, end=130, ports=(8_080, 50_001), notes=[BEGAN_BEFORE])

@@ -31,11 +31,15 @@ class Truth:
     def command(self) -> list[str]:
         return [sys.executable, "-m", "workloads.front", "--config", str(self.config_path)]
 
-    def plan(self, experiment: str, server: str = "", rest: str = "") -> str:
-        """A plan that starts this server; the arguments are TOML."""
+    def plan(
+        self, experiment: str, server: str = "", rest: str = "", first_in_line: bool = False
+    ) -> str:
+        """A plan that starts this server; the arguments are TOML. `first_in_line`: its few steps on
+        a core wait for nobody, as on a machine of its own."""
+        command = ["chrt", "--rr", "1", *self.command] if first_in_line else self.command
         return (
             f"[experiment]\n{experiment}\n[server]\nurl = '{self.url}'\nmodels = ['a', 'b']\n"
-            f"command = '''{shlex.join(self.command)}'''\nenv = {{ PYTHONPATH = '{TESTS}' }}\n"
+            f"command = '''{shlex.join(command)}'''\nenv = {{ PYTHONPATH = '{TESTS}' }}\n"
             f"ready_timeout_s = 20\n{server}\n{rest}\n"
         )
 

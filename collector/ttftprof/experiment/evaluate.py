@@ -118,8 +118,8 @@ def _prints(kept: list[Kept]) -> dict[str, list[Mapping[str, str]]]:
 
 # What a factor changes in the fingerprint, by its name: that much is asked for.
 _ASKED = {plans.READAHEAD: ("read-ahead of",)}
-_ASKED_OF_STARTS = ("server's command", "engine", "file of", "content of", "mount of", "mount opt",
-                    "read-ahead of")  # fmt: skip
+_ASKED_OF_STARTS = ("server's command", "server's program", "engine", "file of", "content of",
+                    "mount of", "mount opt", "read-ahead of")  # fmt: skip
 
 
 def _unasked(

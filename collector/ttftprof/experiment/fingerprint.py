@@ -47,10 +47,21 @@ def fingerprint(
     process = read_process(server_pid) if server_pid else None
     if process is not None:
         found["server's command"] = " ".join(process.argv)
+        found |= _of_program(process.pid)
     for model, paths in files.items():
         for number, path in enumerate(paths):
             found |= _of_file(f"{model}" if len(paths) == 1 else f"{model} {number + 1}", path)
     return found
+
+
+def _of_program(pid: int) -> dict[str, str]:
+    """What is executed: an engine that was updated in its place is another one."""
+    with suppress(OSError):
+        status = Path(f"/proc/{pid}/exe").stat()
+        path = Path(f"/proc/{pid}/exe").readlink()
+        shown = f"{path}, {status.st_size} bytes, changed {status.st_mtime_ns}"
+        return {"server's program": shown}
+    return {}
 
 
 def _of_file(name: str, path: str) -> dict[str, str]:

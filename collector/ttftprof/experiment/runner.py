@@ -52,7 +52,6 @@ _LOOK_AGAIN_S = 0.3  # whether a server that is awaited still lives
 _TELLING_REST_S = 0.2
 _MAX_CHUNKS = 2_000  # of an answer, whose stamps are kept
 _UNKNOWN_MODEL = "ttftprof-no-such-model"
-_CACHED_TEMPLATE_SHARE, _CACHED_TEMPLATE_TOKENS = 0.25, 16
 _RETRIED = {"refused", "gone"}
 
 
@@ -277,6 +276,7 @@ class _Session:
         }  # fmt: skip
         if before is not None and any(needs_restart(name) for name in changed):
             self._start_server(variant)
+            self._api.recognise()  # it may be another engine
         self._find_files(variant)
         self._fingerprint()  # reads headers now, not when a page cache has been prepared
         if READAHEAD in variant.settings:
@@ -591,19 +591,10 @@ class _Session:
             result.value_ns = int(median(waits))
         result.answers = [_as_json(answer) for answer in answers]
         if not scenario.is_failure and scenario.drive == "ask":
-            result.checks += self._check_prompt_cache(answers)
-
-    def _check_prompt_cache(self, answers: Sequence[Answer]) -> list[Check]:
-        """That the server's prompt cache was missed, where it was to be."""
-        if self._plan.workload.prompt_cache != "bust":
-            return []
-        told = [a for a in answers if a.cached_tokens is not None and a.prompt_tokens]
-        if not told:
-            return []
-        worst = max(told, key=lambda a: a.cached_tokens or 0)
-        cached, whole = worst.cached_tokens or 0, worst.prompt_tokens or 0
-        met = cached <= max(_CACHED_TEMPLATE_TOKENS, _CACHED_TEMPLATE_SHARE * whole)
-        return [Check("prompt cache", "missed", f"{cached} of {whole} tokens", met, "the answer")]
+            told = [(answer.cached_tokens, answer.prompt_tokens) for answer in answers]
+            busted = self._plan.workload.prompt_cache == "bust"
+            check = state.check_prompt_cache(told, busted)
+            result.checks += [check] if check is not None else []
 
     def _digest(
         self,

@@ -47,7 +47,8 @@ class Scenario:
         return self.drive in FAILURES
 
     def with_streams(self, streams: int) -> Scenario:
-        return replace(self, name=f"concurrency-{streams}", streams=streams)
+        about = f"resident, {streams} requests at once" if streams > 1 else "resident, one request"
+        return replace(self, name=f"concurrency-{streams}", about=about, streams=streams)
 
 
 _REFUSALS = frozenset({"rejected", "failed"})
@@ -102,7 +103,7 @@ _ALL = (
         "other",
         "cold",
         "kill",
-        expects=frozenset({"gone", "failed", "refused", "rejected"}),
+        expects=frozenset({"gone", "failed", "refused", "rejected", "empty"}),
     ),
     Scenario(
         "client-timeout",

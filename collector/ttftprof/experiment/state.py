@@ -27,6 +27,7 @@ from ttftprof.sources.mounts import read_ahead_kb
 COLD_SHARE, CACHED_SHARE = 0.01, 0.99
 GPU_SLACK_BYTES = 64 << 20  # contexts and displays breathe
 _DROP_PATIENCE_S = 2.0
+_CACHED_TEMPLATE_SHARE, _CACHED_TEMPLATE_TOKENS = 0.25, 16
 _UNLOAD_TIMEOUT_S = 30.0
 _HTTP_TIMEOUT_S = 10.0
 
@@ -98,6 +99,22 @@ class _opened:
 
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)
+
+
+# -- prompt cache ---------------------------------------------------------------------------------
+
+
+def check_prompt_cache(told: Iterable[tuple[int | None, int | None]], busted: bool) -> Check | None:
+    """`told`: (tokens taken from the server's prompt cache, tokens of the prompt) of each answer;
+    None where none tells. A chat template's own first tokens are the same in every prompt."""
+    known = [(cached, whole) for cached, whole in told if cached is not None and whole]
+    if not known:
+        return None
+    cached, whole = max(known)
+    missed = cached <= max(_CACHED_TEMPLATE_TOKENS, _CACHED_TEMPLATE_SHARE * whole)
+    found = f"{cached} of {whole} tokens"
+    wanted = "missed" if busted else "any"
+    return Check("prompt cache", wanted, found, missed or not busted, "the answer")
 
 
 # -- readahead ------------------------------------------------------------------------------------
@@ -203,6 +220,7 @@ class ServerApi:
 
     def recognise(self) -> None:
         """Finds out who answers."""
+        self.kind, self.version = "plain", ""
         version = self._get("/api/version")
         models = self._get("/models")
         if isinstance(version, Mapping) and "version" in version:

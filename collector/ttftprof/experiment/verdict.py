@@ -82,6 +82,11 @@ class Condition:
     def counted(self) -> tuple[Run, ...]:
         return tuple(run for run in self.runs if run.counts)
 
+    @property
+    def left_out(self) -> int:
+        """How many runs do not count although they were meant to."""
+        return sum(1 for run in self.runs if not run.counts and not run.warmup)
+
     def values(self, metric: str) -> list[float]:
         """Of the runs that count and know it."""
         return [run.values[metric] for run in self.counted if metric in run.values]
@@ -206,8 +211,8 @@ def find(plan: Plan, kept: Sequence[Kept]) -> Findings:
     runs = runs_of(kept)
     conditions = tuple(
         _condition(scenario, variant.name, runs)
-        for variant in variants_of(plan)
         for scenario in plan.chosen()
+        for variant in variants_of(plan)
     )
     changes = tuple(_changes(plan, conditions))
     return Findings(
@@ -403,14 +408,20 @@ def _sentence(
         if ttft.shift.detectable is not None:
             text += f"; one of {_time(ttft.shift.detectable)} would most likely have been found"
         return text
-    text = f"{direction} by {_time(abs(ttft.shift.shift.value))}{_bounds(ttft.shift)}"
-    if blamed is None and which:
-        return f"{text}; too few runs to name the phase: {fewest}, {which} are needed"
-    if blamed is None:
-        return f"{text}; no phase alone changed beyond noise"
-    own = next(m for m in metrics if m.metric == blamed)
+    own = next((m for m in metrics if m.metric == blamed), None)
     word = "grew" if direction == "slower" else "shrank"
-    return f"{text}; it began with {blamed}, which {word} by {_time(abs(own.shift.shift.value))}"
+    if own is not None and not ttft.beyond:
+        changed = f"{blamed} {word} by {_time(abs(own.shift.shift.value))}{_bounds(own.shift)}"
+        whole = f"{_signed(ttft.shift.shift.value)}{_bounds(ttft.shift)}"
+        return f"{changed}; in the whole, {whole}, noise hides it"
+    text = f"{direction} by {_time(abs(ttft.shift.shift.value))}{_bounds(ttft.shift)}"
+    if own is not None:
+        return (
+            f"{text}; it began with {blamed}, which {word} by {_time(abs(own.shift.shift.value))}"
+        )
+    if which:
+        return f"{text}; too few runs to name the phase: {fewest}, {which} are needed"
+    return f"{text}; no phase alone changed beyond noise"
 
 
 def _bounds(shift: Shift) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ttftprof.model import Evidence
 from ttftprof.phases.edges import INFERRED, OBSERVED, Edge
-from ttftprof.phases.served import Served
+from ttftprof.phases.served import TOGETHER_NS, Served
 from ttftprof.sources.http import BEGAN_BEFORE
 from ttftprof.timeline import FOREVER, EngineLoad, Exchange, Timeline
 
@@ -65,7 +65,8 @@ def _slot_wait(timeline: Timeline, served: Served) -> Edge | None:
         if e is not mine
         and e.tgid == mine.tgid
         and e.generates
-        and e.start_ns <= mine.start_ns < (e.end_ns or FOREVER)
+        and e.start_ns <= mine.start_ns + TOGETHER_NS
+        and mine.start_ns < (e.end_ns or FOREVER)
     ]
     ahead = [e for e in beside if (e.end_ns or FOREVER) <= first_token]
     if not ahead:
@@ -81,14 +82,12 @@ def _slot_wait(timeline: Timeline, served: Served) -> Edge | None:
 
 
 def _slot_given_ns(timeline: Timeline, mine: Exchange) -> int | None:
-    """When the server gave this request a slot: they are given in the order of arrival."""
+    """When the server gave this request a slot: they are given by turns."""
     given: list[int] = []
     for mark in timeline.marks_of(mine.tgid, "slot_start"):
         if not given or mark.ns - given[-1] > SLACK_NS:  # one start may write two lines
             given.append(mark.ns)
-    for exchange in timeline.exchanges:
-        if exchange.tgid != mine.tgid or not exchange.generates:
-            continue
+    for exchange in _by_turns(timeline, mine.tgid):
         if BEGAN_BEFORE in exchange.notes:  # and so may have had its slot
             continue
         until = exchange.first_token_ns or exchange.end_ns or FOREVER
@@ -98,6 +97,23 @@ def _slot_given_ns(timeline: Timeline, mine: Exchange) -> int | None:
         if slot is not None:
             given.remove(slot)
     return None
+
+
+def _by_turns(timeline: Timeline, tgid: int) -> list[Exchange]:
+    """A server's requests in the order of their arrival; those that came together, in the order of
+    their first tokens."""
+    own = [e for e in timeline.exchanges if e.tgid == tgid and e.generates]
+    turns: list[list[Exchange]] = []
+    for exchange in sorted(own, key=lambda e: e.start_ns):
+        if turns and exchange.start_ns - turns[-1][-1].start_ns <= TOGETHER_NS:
+            turns[-1].append(exchange)
+        else:
+            turns.append([exchange])
+    return [
+        exchange
+        for together in turns
+        for exchange in sorted(together, key=lambda e: e.first_token_ns or FOREVER)
+    ]
 
 
 # -- room in the KV cache -------------------------------------------------------------------------

@@ -14,6 +14,9 @@ from ttftprof.events import Kind
 from ttftprof.phases.holders import has_weights, loaders
 from ttftprof.timeline import FOREVER, Exchange, Process, Timeline
 
+# Requests that come within it come together: which of them a server's threads take first is luck.
+TOGETHER_NS = 2_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class Served:
@@ -69,7 +72,8 @@ def requests_of(timeline: Timeline) -> list[Served]:
 def _behind(timeline: Timeline, front: Exchange, backs: Sequence[Exchange]) -> Exchange | None:
     """The request that the front's process sent on for this one: after it, over a connection of
     its own, the same body size if possible; the earliest of those. A front may try again until the
-    server takes it: if it got an answer, the one that was answered."""
+    server takes it: if it got an answer, the one that was answered. Of several that came together,
+    the one whose first token is this one's."""
     ports = _ports_opened_by(timeline, front.tgid)
     ended = front.end_ns or FOREVER
     fitting = [
@@ -81,7 +85,15 @@ def _behind(timeline: Timeline, front: Exchange, backs: Sequence[Exchange]) -> E
     same = [b for b in same if b.model == front.model] or same
     if front.first_token_ns is not None:
         same = [b for b in same if b.first_token_ns is not None] or same
-    return min(same, key=lambda b: b.start_ns, default=None)
+    earliest = min((b.start_ns for b in same), default=0)
+    together = [b for b in same if b.start_ns - earliest <= TOGETHER_NS]
+    if front.first_token_ns is not None and all(b.first_token_ns is not None for b in together):
+        return min(together, key=lambda b: _apart_ns(front, b), default=None)
+    return min(together, key=lambda b: b.start_ns, default=None)
+
+
+def _apart_ns(front: Exchange, back: Exchange) -> int:
+    return abs((front.first_token_ns or 0) - (back.first_token_ns or 0))
 
 
 def _ports_opened_by(timeline: Timeline, tgid: int) -> set[int]:

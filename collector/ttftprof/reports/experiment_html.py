@@ -8,7 +8,7 @@ tables as well.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -42,9 +42,11 @@ def write(experiment: Experiment, out: TextIO) -> None:
         rows=[_row(c, experiment, timed) for c in timed],
         orders=[_order(c, experiment) for c in timed if c.counted],
         phases=[n for n in PHASES if any(c.mean_phases.get(n) for c in timed)],
-        causes=[_contrast(c, experiment) for c in experiment.findings.causes if c.metrics],
-        changes=[_contrast(c, experiment) for c in experiment.findings.changes if c.metrics],
-        judged=[(one.verdict, plain(experiment_words.judged(one))) for one in
+        details=[(heading, [_contrast(c, experiment) for c in contrasts]) for heading,
+                 contrasts in _by_question(experiment) if contrasts],
+        found=[(heading, list(experiment_words.findings(contrasts, experiment))) for heading,
+               contrasts in _by_question(experiment) if contrasts],
+        judged=[(one.verdict, *experiment_words.judged(one)) for one in
                 experiment.findings.judged],
         failures=[plain(experiment_words.failure(c, experiment)) for c in
                   experiment.findings.conditions if c.is_failure and c.runs],
@@ -56,6 +58,11 @@ def write(experiment: Experiment, out: TextIO) -> None:
         seed=experiment.plan.seed,
     )  # fmt: skip
     out.write(page)
+
+
+def _by_question(experiment: Experiment) -> Iterator[tuple[str, list[Contrast]]]:
+    yield "What the change did", [c for c in experiment.findings.changes if c.metrics]
+    yield "Why slower", [c for c in experiment.findings.causes if c.metrics]
 
 
 def _style() -> str:
@@ -116,6 +123,7 @@ def _row(
         "p95": None if ttft is None else round(ttft.p95.value / unit, 2),
         "stack": stack,
         "cells": _cells(condition),
+        "mean": _ns(sum(condition.mean_phases.values())) if stack else "",
         "began": "" if cause is None else cause.blamed or "",
     }
 
@@ -147,7 +155,7 @@ def _cells(condition: Condition) -> list[str]:
     interval = ttft.median.interval if ttft else None
     return [
         str(len(condition.counted)),
-        str(len(condition.runs) - len(condition.counted)),
+        str(condition.left_out),
         scale.duration(round(ttft.median.value)) if ttft else scale.ABSENT,
         f"{_ns(interval.low)} to {_ns(interval.high)}" if interval else scale.ABSENT,
         f"{'~' if ttft.p95_is_rough else ''}{_ns(ttft.p95.value)}" if ttft else scale.ABSENT,

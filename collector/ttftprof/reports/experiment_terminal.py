@@ -39,8 +39,9 @@ def write(experiment: Experiment, out: TextIO, width: int, colour: bool) -> None
         page.add(*tables.banded(*_figures(timed, experiment), width))
         page.gap()
         _print_stacks(page, timed)
-    _print_sentences(page, "why slower", [c for c in experiment.findings.causes if c.metrics])
-    _print_sentences(page, "what the change did", experiment.findings.changes)
+    causes = [c for c in experiment.findings.causes if c.metrics]
+    _print_findings(page, "why slower", causes, experiment)
+    _print_findings(page, "what the change did", experiment.findings.changes, experiment)
     _print_judged(page, experiment)
     _print_failures(page, experiment)
     _print_advice(page, experiment.advice)
@@ -60,7 +61,7 @@ def _figures(
     ttft = [c.summaries.get("ttft") for c in conditions]
     columns = [
         Column("runs", [str(len(c.counted)) for c in conditions]),
-        Column("left\nout", [str(len(c.runs) - len(c.counted) or "") for c in conditions]),
+        Column("left\nout", [str(c.left_out or "") for c in conditions]),
         Column("TTFT\nmedian", [_value(s.median if s else None) for s in ttft]),
         Column("95 %\ninterval", [_interval(s.median if s else None) for s in ttft]),
         Column("p95", [_p95(s) for s in ttft]),
@@ -150,20 +151,19 @@ def _short(condition: Condition, among: Sequence[Condition]) -> str:
 # -- findings -------------------------------------------------------------------------------------
 
 
-def _print_sentences(page: Page, heading: str, contrasts: Sequence[Contrast]) -> None:
+def _print_findings(
+    page: Page, heading: str, contrasts: Sequence[Contrast], experiment: Experiment
+) -> None:
     if not contrasts:
         return
     page.gap()
     page.add_text(heading, _BOLD)
-    for one in contrasts:
-        where = one.other[0] if one.kind == "cause" else f"{one.other[0]}, {one.other[1]}"
-        against = one.base[0] if one.kind == "cause" else one.base[1]
-        if one.kind == "cause" and len({c.other[1] for c in contrasts}) > 1:
-            where = f"{one.other[0]}, {one.other[1]}"
-        page.add_text(plain(f"{where} against {against}: {one.sentence}"), indent=2)
-        details = "; ".join(_details(one))
-        if details:
-            page.add_text(details, _DIM, indent=4)
+    for found in experiment_words.findings(contrasts, experiment):
+        page.add_text(f"{found.where} against {found.against}: {found.sentence}", indent=2)
+        for one in found.contrasts:
+            details = "; ".join(_details(one))
+            if details:
+                page.add_text(details, _DIM, indent=4)
 
 
 def _details(one: Contrast) -> Iterator[str]:
@@ -183,7 +183,8 @@ def _print_judged(page: Page, experiment: Experiment) -> None:
     page.gap()
     page.add_text("what was expected", _BOLD)
     for one in experiment.findings.judged:
-        page.add_text(plain(experiment_words.judged(one)), indent=2)
+        stated, why = experiment_words.judged(one)
+        page.add_text(f"{stated}: {one.verdict}. {why}", indent=2)
 
 
 def _print_failures(page: Page, experiment: Experiment) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from ttftprof.experiment.evaluate import Experiment
 from ttftprof.experiment.fingerprint import other_load_before
 from ttftprof.experiment.plan import variants_of
 from ttftprof.experiment.policy import Advice
 from ttftprof.experiment.replay import Outcome
-from ttftprof.experiment.verdict import Condition, Judged
+from ttftprof.experiment.verdict import Condition, Contrast, Judged
 from ttftprof.reports import scale
 from ttftprof.reports.safe import plain
 
@@ -38,7 +39,9 @@ def warnings(experiment: Experiment) -> Iterator[str]:
     left = experiment.scheduled - experiment.done
     if left:
         yield f"{left} runs are still to be made: the same command goes on from here"
-    if experiment.interrupted:
+    if experiment.interrupted == 1:
+        yield "1 attempt was interrupted, and made again"
+    elif experiment.interrupted:
         yield f"{experiment.interrupted} attempts were interrupted, and made again"
     yield from _left_out(experiment)
     if experiment.degraded:
@@ -77,12 +80,34 @@ def _differences(experiment: Experiment) -> Iterator[str]:
             yield f"{name} changed during the experiment: {plain(shown, 200)}"
 
 
-def judged(one: Judged) -> str:
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one or several conditions show against the same base, in the same words."""
+
+    where: str
+    against: str
+    sentence: str
+    contrasts: tuple[Contrast, ...]
+
+
+def findings(contrasts: Sequence[Contrast], experiment: Experiment) -> Iterator[Finding]:
+    """What is true of several conditions is said once."""
+    groups: dict[tuple[str, str], list[Contrast]] = {}
+    for one in contrasts:
+        against = one.base[0] if one.kind == "cause" else one.base[1]
+        groups.setdefault((against, one.sentence), []).append(one)
+    for (against, sentence), own in groups.items():
+        where = "; ".join(place(one.other, experiment) for one in own)
+        yield Finding(plain(where), plain(against), plain(sentence), tuple(own))
+
+
+def judged(one: Judged) -> tuple[str, str]:
+    """(what was expected, why the verdict is what it is)"""
     stated = f"{one.expectation.metric} {one.expectation.direction}"
     if one.expectation.at_least:
         stated += f" by at least {scale.percent(one.expectation.at_least)}"
     where = ", ".join(part for part in (one.scenario, one.variant) if part)
-    return f"{where}: {stated}: {one.verdict}. {one.why}"
+    return plain(f"{where}: {stated}"), plain(one.why)
 
 
 def failure(condition: Condition, experiment: Experiment) -> str:
