@@ -216,7 +216,7 @@ struct text {
 };
 
 enum text_kind {
-	TEXT_PATH = 1,	  /* key/dev name the file */
+	TEXT_PATH = 1,	  /* key/dev name the file, skipped = descriptor of the folder it starts from */
 	TEXT_EXEC = 2,
 	TEXT_RECEIVED = 3, /* start = when the data reached the socket */
 	TEXT_SENT = 4,
@@ -281,7 +281,8 @@ enum syscall_class {
 	CALL_SEND = 19,
 	CALL_IOCTL = 20,
 	CALL_CLOSE = 21,
-	CALL_CLASSES = 22,
+	CALL_URING = 22,
+	CALL_CLASSES = 23,
 };
 
 /* Entries of the dispatch array: one handler each, filled by whoever loaded. */

@@ -10,6 +10,7 @@
 #define MAP_POPULATE 0x8000
 #define PROT_WRITE 2
 #define PROT_EXEC 4
+#define AT_FDCWD (u32)-100
 
 /* Reads at least this big, or slow ones, are recorded; all are counted. */
 #define READ_EVENT_BYTES (64 << 10)
@@ -25,7 +26,8 @@ static __always_inline struct event *call_event(u16 kind, struct thread_slot *t)
 	return e;
 }
 
-static __always_inline void send_path(const void *user_path, struct inode_facts *facts)
+/* `folder`: the descriptor that a relative path starts from. */
+static __always_inline void send_path(const void *user_path, u32 folder, struct inode_facts *facts)
 {
 	u32 zero = 0;
 	struct scratch *s = bpf_map_lookup_elem(&scratches, &zero);
@@ -43,6 +45,7 @@ static __always_inline void send_path(const void *user_path, struct inode_facts 
 	s->head.kind = TEXT_PATH;
 	s->head.key = facts->ino;
 	s->head.dev = facts->dev;
+	s->head.skipped = folder;
 	s->head.total = s->head.length = n - 1;
 	if (bpf_ringbuf_output(&texts, s, sizeof(s->head) + (n & (PATH_BYTES * 2 - 1)), 0))
 		lose(LOST_TEXTS);
@@ -245,7 +248,7 @@ int BPF_PROG(files__open, struct pt_regs *regs, long ret)
 		e->flags = BPF_CORE_READ(file, f_flags) & O_DIRECT_FLAG ? 1 : 0;
 		event_end(e);
 	}
-	send_path(path, &facts);
+	send_path(path, plain ? AT_FDCWD : (u32)REGS_ARG0(regs), &facts);
 	return 0;
 }
 

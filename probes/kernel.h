@@ -92,6 +92,7 @@ struct inode {
 	struct super_block *i_sb;
 	struct address_space *i_mapping;
 	unsigned long i_ino;
+	u32 i_generation;
 	u32 i_rdev;
 	long long i_size;
 };

@@ -17,6 +17,8 @@ struct piece_key {
 	u64 ino;
 	u32 dev;
 	u32 piece;
+	u32 generation; /* a new file may get the number of one that was deleted */
+	u32 pad;
 };
 
 struct piece {
@@ -49,9 +51,21 @@ static __always_inline bool is_filled(u32 word, u64 index, u64 pages)
 	return word - (u32)(index % PIECE_PAGES / 64) < pages / 64;
 }
 
-static __always_inline void note_gone(struct file_slot *f, u64 index, u64 pages)
+static __always_inline struct piece_key piece_of(struct inode *host, u64 index)
 {
-	struct piece_key key = {.ino = f->ino, .dev = f->dev, .piece = index / PIECE_PAGES};
+	struct piece_key key = {
+		.ino = host->i_ino,
+		.dev = host->i_sb->s_dev,
+		.piece = index / PIECE_PAGES,
+		.generation = host->i_generation,
+	};
+
+	return key;
+}
+
+static __always_inline void note_gone(struct inode *host, u64 index, u64 pages)
+{
+	struct piece_key key = piece_of(host, index);
 	struct piece *p = bpf_map_lookup_elem(&pieces, &key);
 
 	if (!p) {
@@ -78,9 +92,9 @@ __noinline u32 ones_in(u64 word)
 }
 
 /* How many of these pages were evicted before; they are in the cache again. */
-static __always_inline u64 take_back(struct file_slot *f, u64 index, u64 pages)
+static __always_inline u64 take_back(struct inode *host, u64 index, u64 pages)
 {
-	struct piece_key key = {.ino = f->ino, .dev = f->dev, .piece = index / PIECE_PAGES};
+	struct piece_key key = piece_of(host, index);
 	struct piece *p = bpf_map_lookup_elem(&pieces, &key);
 	u64 found = 0;
 
@@ -122,7 +136,7 @@ int BPF_PROG(pagecache__add, struct folio *folio)
 			return 0;
 	}
 	u64 pages = folio_pages(folio);
-	u64 again = f->evicted_pages ? take_back(f, folio->index, pages) : 0;
+	u64 again = f->evicted_pages ? take_back(host, folio->index, pages) : 0;
 	f->cached_pages = folio->mapping->nrpages;
 	if (t) {
 		__sync_fetch_and_add(&f->added_pages, pages);
@@ -172,7 +186,7 @@ int BPF_PROG(pagecache__delete, struct folio *folio)
 	__sync_fetch_and_add(&f->evicted_pages, pages);
 	if (task->flags & PF_MEMALLOC)
 		__sync_fetch_and_add(&f->reclaimed_pages, pages);
-	note_gone(f, folio->index, pages);
+	note_gone(host, folio->index, pages);
 	return 0;
 }
 

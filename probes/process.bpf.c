@@ -260,7 +260,10 @@ int BPF_PROG(process__exec, struct task_struct *task, int old_pid, struct linux_
 {
 	u16 adopted = 0;
 
-	if (!slot_of(task)) {
+	struct thread_slot *t = slot_of(task);
+	if (t) { /* whichever thread calls exec, it is the first from now on */
+		t->tid = task->pid;
+	} else {
 		if (!is_successor(task) || !follow(task))
 			return 0;
 		adopted = 1;

@@ -285,16 +285,54 @@ static __always_inline struct inode *file_cache_inode(struct file *file)
 	return BPF_CORE_READ(file, f_mapping, host);
 }
 
+/* Reads of files that a process has under way in its io_uring rings. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1024);
+	__type(key, u32);
+	__type(value, s64);
+} uring_reading __weak SEC(".maps");
+
+static __always_inline void uring_reads_change(u32 tgid, s64 by)
+{
+	s64 none = 0;
+	s64 *reading = bpf_map_lookup_elem(&uring_reading, &tgid);
+
+	if (!reading) {
+		bpf_map_update_elem(&uring_reading, &tgid, &none, BPF_NOEXIST);
+		reading = bpf_map_lookup_elem(&uring_reading, &tgid);
+	}
+	if (reading)
+		__sync_fetch_and_add(reading, by);
+}
+
+/* Asleep in io_uring_enter: for storage if it has reads under way, else as in poll. The
+ * kernel marks either as I/O. */
+static __always_inline u32 uring_wait_reason(u32 tgid)
+{
+	s64 *reading = bpf_map_lookup_elem(&uring_reading, &tgid);
+
+	return reading && *reading > 0 ? WAIT_STORAGE : WAIT_NETWORK;
+}
+
 /* The kernel marks a task that sleeps for I/O (in_iowait), whether a fault, a read
  * or a direct read put it there, so no fault hook is needed for the waits. A wait
  * that the mark misses is told by the system call it happened in. */
 static __always_inline u32 wait_reason_of(struct task_struct *task, u32 state, s64 nr)
 {
+	bool is_call = nr >= 0 && nr < 512;
+	u32 at = nr;
+
+	barrier_var(at); /* or the compiler leaves out the mask, and the verifier misses it */
+	at &= 511;
+	if (is_call && settings.call_class[at] == CALL_URING &&
+	    !(task->flags & PF_IO_WORKER) && !(state & TASK_UNINTERRUPTIBLE_BIT))
+		return uring_wait_reason(task->tgid);
 	if (BPF_CORE_READ_BITFIELD(task, in_iowait))
 		return WAIT_STORAGE;
 	if (task->flags & PF_IO_WORKER) /* at work it cannot be interrupted; idle, it can */
 		return state & TASK_UNINTERRUPTIBLE_BIT ? WAIT_STORAGE : WAIT_OTHER;
-	u32 by_call = nr >= 0 && nr < 512 ? settings.call_wait[nr & 511] : WAIT_OTHER;
+	u32 by_call = is_call ? settings.call_wait[at] : WAIT_OTHER;
 	if (state & TASK_UNINTERRUPTIBLE_BIT)
 		/* Asleep in D without I/O: a kernel lock (mmap_lock, inode lock), unless
 		 * the call itself is one that waits for a server (direct NFS, FUSE). */

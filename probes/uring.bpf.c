@@ -42,6 +42,8 @@ static __always_inline int submit(struct io_kiocb *req)
 
 	if (bpf_map_update_elem(&uring_reads, &key, &r, BPF_ANY))
 		lose(LOST_URING);
+	else
+		uring_reads_change(r.tgid, 1);
 	return 0;
 }
 
@@ -103,6 +105,7 @@ static __always_inline int complete(void *req, s32 bytes)
 	if (!r)
 		return 0;
 	completed(r, BPF_CORE_READ((struct io_kiocb *)req, file), bytes);
+	uring_reads_change(r->tgid, -1);
 	bpf_map_delete_elem(&uring_reads, &key);
 	return 0;
 }

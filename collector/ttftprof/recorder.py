@@ -52,10 +52,12 @@ from ttftprof.sources.metrics import EngineMetrics
 from ttftprof.sources.mounts import (
     Mount,
     disk_of,
+    is_called,
     mapped_paths,
     mount_under,
     mounts_of,
     open_paths,
+    opened_from,
     read_ahead_kb,
     resolved,
 )
@@ -154,7 +156,7 @@ class Recorder:
         self._stop = 0
         self._members: set[int] = set()
         self._met: dict[int, int] = {}  # when each member was executed, if seen
-        self._known_files: set[tuple[int, int]] = set()
+        self._known_files: dict[tuple[int, int], str] = {}  # the path each was first opened by
         self._fstypes: set[str] = set()  # of the files followed
         self._cache_fstypes: dict[tuple[int, str], str | None] = {}  # by process and kernel cache
         self._own_mount = mount_under(str(writer.path.resolve()), mounts_of(os.getpid()))
@@ -499,7 +501,7 @@ class Recorder:
 
     def _name_file(self, key: tuple[int, int], pid: int, path: str, size_bytes: int) -> None:
         """A file's path, mount and readahead, as its process sees them."""
-        self._known_files.add(key)
+        self._known_files[key] = path
         lies_at = resolved(pid, key, path)  # a link may lead to another mount
         mount = mount_under(lies_at, mounts_of(pid))
         if mount:
@@ -589,13 +591,12 @@ class Recorder:
 
     def _take_path(self, head: Any, data: bytes) -> None:
         key = (int(head["dev"]), int(head["key"]))
-        if key in self._known_files:
-            return
-        pid = int(head["tgid"])
-        path = _text(data)
+        pid, path = int(head["tgid"]), _text(data)
         if not path.startswith("/"):
-            process = read_process(pid)
-            path = os.path.normpath(f"{process.cwd if process else ''}/{path}")
+            path = opened_from(pid, int(head["skipped"]), path)
+        known = self._known_files.get(key)
+        if known is not None and (known == path or is_called(pid, known, key[1])):
+            return
         used = int(self.session.control["files_used"][0])
         slots = self.session.files[:used]
         size = slots["size_bytes"][(slots["dev"] == key[0]) & (slots["ino"] == key[1])]

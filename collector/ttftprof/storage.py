@@ -125,7 +125,7 @@ def _file_use(span: _Span, file: FileFacts, is_weights: bool) -> FileUse:
     refaulted = grew("refaulted_pages")
 
     return FileUse(
-        path=file.path,
+        path=file.name_at(end_ns),
         device="{}:{}".format(*dev_numbers(file.dev)),
         inode=file.ino,
         fstype=file.fstype,

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -201,10 +202,17 @@ class FileFacts:
     line_bytes_per_second: float | None = None  # of the narrowest link to its storage
     link: str | None = None
     source: str | None = None  # of its mount: a device, `server:/export`, `//server/share`
+    names: tuple[tuple[int, str], ...] = ()  # each since when; the last is `path`
 
     @property
     def key(self) -> tuple[int, int]:
         return self.dev, self.ino
+
+    def name_at(self, ns: int) -> str:
+        """Its path by then: a file that was deleted leaves its inode number to another."""
+        return next(
+            (path for since, path in reversed(self.names) if since <= ns and path), self.path
+        )
 
     def at(self, name: str, ns: int) -> float:
         """A running counter at a moment: linear between snapshots, 0 before the first."""
@@ -779,11 +787,14 @@ def _files(reader: Facts, looks: Ints, end_ns: int) -> dict[tuple[int, int], Fil
     rows, _ = _possible(reader.stream("files"), "ns")
     rows = rows[np.argsort(rows["ns"], kind="stable")]
     parts = split_by(rows, "dev", "ino")
-    named = {(int(f["dev"]), int(f["ino"])): f for _, f in reader.facts("file")}
+    named: dict[tuple[int, int], list[tuple[int, dict[str, Any]]]] = {}
+    for ns, told in reader.facts("file"):
+        named.setdefault((int(told["dev"]), int(told["ino"])), []).append((ns, told))
     found: dict[tuple[int, int], FileFacts] = {}
     for dev, ino in sorted({*named, *parts}):
         own = parts.get((dev, ino), rows[:0])
-        fact = named.get((dev, ino), {})
+        facts = sorted(named.get((dev, ino), []), key=itemgetter(0))
+        fact = facts[-1][1] if facts else {}
         path = str(fact.get("path") or f"inode {ino}")
         size = int(own["size_bytes"].max()) if len(own) else int(fact.get("size_bytes") or 0)
         found[dev, ino] = FileFacts(
@@ -800,6 +811,7 @@ def _files(reader: Facts, looks: Ints, end_ns: int) -> dict[tuple[int, int], Fil
             max_request_kb=_whole(fact.get("max_request_kb")),
             line_bytes_per_second=_rate(fact.get("line_bytes_per_second")),
             link=None if fact.get("link") is None else str(fact["link"]),
+            names=tuple((ns, str(told.get("path") or "")) for ns, told in facts),
             source=None if fact.get("source") is None else str(fact["source"]),
         )
     return found

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -220,6 +222,25 @@ def test_switches_are_sleeps_and_preemptions_as_the_kernel_counts_them(model: Pa
     assert int(counted.sum()) - counted[Wait.RUNNABLE] == pytest.approx(slept, abs=UNSEEN)
     # One that is preempted on its way to sleep, until its time is over, never sleeps.
     assert SLEEPS - UNSEEN <= counted[Wait.TIMER] <= SLEEPS
+
+
+_EXEC = """
+import os, sys, threading
+sys.stdin.readline()
+threading.Thread(target=os.execv, args=(sys.argv[1], [sys.argv[1], "0.3"])).start()
+threading.Event().wait()
+"""
+
+
+def test_whichever_thread_calls_exec_is_the_first_from_then_on(tmp_path: Path) -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-c", _EXEC, shutil.which("sleep") or ""], stdin=subprocess.PIPE, text=True
+    )
+    with recording(tmp_path / "exec.ttft", "--pid", str(program.pid)) as seen:
+        program.communicate("go\n", timeout=60)
+    waits = events(seen, Kind.OFFCPU)
+    slept = waits[(waits["flags"] == Wait.TIMER) & (waits["duration_ns"] > 250_000_000)]
+    assert slept["tid"].tolist() == [program.pid]
 
 
 def switches(pid: int) -> tuple[int, int]:

@@ -95,6 +95,56 @@ read(fd, 19, 100)
     assert added(file) == 7 + 19
 
 
+def test_a_number_given_out_again_is_another_file(tmp_path: Path) -> None:
+    """What is deleted and written anew often gets the same inode number: its name is the new one
+    since then, and its pages were not there before."""
+    old, new = cold_model(tmp_path / "old.gguf"), tmp_path / "new.gguf"
+    number = old.stat().st_ino
+    script = """
+old, new, copy = sys.argv[1:4]
+fd = os.open(old, os.O_RDONLY)
+read(fd, 7)
+os.close(fd)
+data = open(copy, "rb").read()
+os.unlink(old)
+for attempt in range(64):
+    fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    if os.fstat(fd).st_ino == int(sys.argv[4]):
+        break
+    os.rename(new, f"{new}.{attempt}")
+os.write(fd, data)
+os.fsync(fd)
+os.close(fd)
+fd = os.open(new, os.O_RDONLY)
+os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+read(fd, 11)
+"""
+    copy = make_model(tmp_path / "copy", 2 * MIB)
+    seen = recorded_script(HEAD + script + TAIL, tmp_path / "files.ttft", old, new, copy, number)
+    timeline = timeline_of(seen)
+    if new.stat().st_ino != number:
+        unsupported("this file system gave the number to no new file")
+    file = inode(timeline, number)
+    assert [path for _, path in file.names] == [str(old), str(new)]
+    replaced_ns = file.names[1][0]
+    assert file.name_at(replaced_ns - 1) == str(old)
+    assert file.name_at(timeline.end_ns) == file.path == str(new)
+    # What was written and then dropped came in again; nothing of the old file did.
+    assert int(file.rows["refaulted_pages"][-1]) == 11
+
+
+def test_a_path_from_a_folder_that_is_no_working_directory(tmp_path: Path) -> None:
+    folder = tmp_path / "sub"
+    folder.mkdir()
+    model = cold_model(folder / "m.gguf")
+    script = """
+fd = os.open("m.gguf", os.O_RDONLY, dir_fd=os.open(sys.argv[1], os.O_RDONLY))
+read(fd, 7)
+"""
+    file = inode(recorded(script, tmp_path, folder), model.stat().st_ino)
+    assert file.path == str(model)
+
+
 WAYS = """
 import mmap, socket
 def by_mmap(fd, size):

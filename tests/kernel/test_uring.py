@@ -104,3 +104,30 @@ def test_workers_have_counters_of_their_own_and_their_idleness_is_no_storage(
     waits = events[(events["kind"] == Kind.OFFCPU) & np.isin(events["tid"], list(workers))]
     storage = waits[waits["flags"] == Wait.STORAGE]
     assert int(storage["duration_ns"].max(initial=0)) < 400_000_000
+
+
+def test_waiting_for_a_connection_in_a_ring_is_no_storage(program: Path, tmp_path: Path) -> None:
+    """The kernel marks it as I/O all the same."""
+    model = make_model(tmp_path / "uring.weights", 4 << 20)
+    drop_cache(model)
+    with (
+        uring_reader(program, model, "idle") as reader,
+        recording(tmp_path / "uring.ttft", "--pid", str(reader.pid)) as seen,
+    ):
+        assert reader.stdin
+        assert reader.stdout
+        time.sleep(0.4)
+        reader.stdin.write("go\n")
+        reader.stdin.flush()
+        assert int(reader.stdout.readline()) == READS * READ_BYTES
+    with seen.reader() as recorded:
+        events = recorded.stream("events")
+    waits = events[(events["kind"] == Kind.OFFCPU) & (events["tid"] == reader.pid)]
+    longest = waits[np.argmax(waits["duration_ns"])]
+    assert longest["duration_ns"] > 300_000_000
+    assert longest["flags"] == Wait.NETWORK
+    reads = events[events["kind"] == Kind.READ]
+    stored = waits[
+        (waits["flags"] == Wait.STORAGE) & (waits["start_ns"] >= reads["start_ns"].min())
+    ]
+    assert len(stored)

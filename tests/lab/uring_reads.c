@@ -5,9 +5,12 @@
  *   fixed   the file is a registered one
  *   poll    a thread of the kernel polls for submissions; no system call is made for a read
  *   worker  every read is done by a worker thread
- *   late    the ring is made only after the line on stdin */
+ *   late    the ring is made only after the line on stdin
+ *   idle    before it reads, it waits in the ring for the first line on stdin, as a server for a
+ *           connection */
 #include <fcntl.h>
 #include <linux/io_uring.h>
+#include <poll.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -80,7 +83,21 @@ int main(int argc, char **argv)
 
 	unsigned *flags = (unsigned *)(sq + p.sq_off.flags), *ready = (unsigned *)(cq + p.cq_off.tail);
 
-	if (!late) {
+	if (given(argc, argv, "idle")) {
+		struct io_uring_sqe *sqe = &sqes[*tail & sq_mask];
+
+		printf("ready\n");
+		fflush(stdout);
+		memset(sqe, 0, sizeof(*sqe));
+		sqe->opcode = IORING_OP_POLL_ADD;
+		sqe->poll32_events = POLLIN;
+		array[*tail & sq_mask] = *tail & sq_mask;
+		__atomic_store_n(tail, *tail + 1, __ATOMIC_RELEASE);
+		syscall(__NR_io_uring_enter, ring, 1, 1, IORING_ENTER_GETEVENTS, 0, 0);
+		__atomic_store_n(head, *head + 1, __ATOMIC_RELEASE);
+		if (!fgets(line, sizeof(line), stdin))
+			return 0;
+	} else if (!late) {
 		printf("ready\n");
 		fflush(stdout);
 		if (!fgets(line, sizeof(line), stdin))

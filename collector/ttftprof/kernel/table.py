@@ -234,6 +234,7 @@ class Call:
     SEND = 19
     IOCTL = 20
     CLOSE = 21
+    URING = 22
 
 
 # `enum handler`: which program of the dispatch array serves which slot.
@@ -299,7 +300,7 @@ SYSCALLS = (
     Syscall("sendfile", 40, 71, wait=Wait.STORAGE),
     Syscall("splice", 275, 76, wait=Wait.STORAGE),
     Syscall("copy_file_range", 326, 285, wait=Wait.STORAGE),
-    Syscall("io_uring_enter", 426, 426, wait=Wait.STORAGE),
+    Syscall("io_uring_enter", 426, 426, Call.URING, Wait.STORAGE),
     Syscall("io_getevents", 208, 4, wait=Wait.STORAGE),
     Syscall("execve", 59, 221, wait=Wait.STORAGE),
     Syscall("poll", 7, None, wait=Wait.NETWORK),

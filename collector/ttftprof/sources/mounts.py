@@ -151,6 +151,28 @@ def open_paths(pid: int, proc: Path = PROC) -> dict[int, list[str]]:
     return found
 
 
+AT_FDCWD = 2**32 - 100  # include/uapi/linux/fcntl.h
+
+
+def opened_from(pid: int, folder: int, path: str, proc: Path = PROC) -> str:
+    """A relative path made absolute, from the descriptor that the open was given (`AT_FDCWD`: the
+    working directory). As it was given where that folder is not known any more."""
+    start = proc / str(pid) / ("cwd" if folder == AT_FDCWD else f"fd/{folder}")
+    try:
+        return os.path.normpath(start.readlink() / path)
+    except OSError:
+        return path
+
+
+def is_called(pid: int, path: str, inode: int, proc: Path = PROC) -> bool:
+    """Whether a path, as the process sees it, leads to a file of this inode number. A file that
+    was deleted leaves its number to another."""
+    try:
+        return (proc / str(pid) / "root" / path.lstrip("/")).stat().st_ino == inode
+    except OSError:
+        return False
+
+
 def resolved(pid: int, key: tuple[int, int], path: str, proc: Path = PROC) -> str:
     """Where a file that a process has open or mapped lies, links followed, as the process sees it.
 
@@ -163,6 +185,8 @@ def resolved(pid: int, key: tuple[int, int], path: str, proc: Path = PROC) -> st
     candidates = open_paths(pid, proc).get(key[1], [])
     if candidates:
         return path if path in candidates else candidates[0]
+    if not path.startswith("/"):
+        return path
     try:
         same_root = (proc / str(pid) / "root").samefile("/")
     except OSError:
