@@ -740,6 +740,25 @@ def test_a_second_request_for_the_model_that_is_being_loaded() -> None:
     assert second.switched
 
 
+def test_the_second_of_two_that_come_before_the_switch_begins_waits_for_the_first() -> None:
+    scene = router_switch().connected(FRONT, 573, local=40_002, remote=9_001)
+    scene.request(FRONT, 101, token=721, ports=(8_080, 50_002), prompt_bytes=99)
+    scene.request(NEW, 574, token=720, ports=(9_001, 40_002), prompt_bytes=99)
+    first, second = scene.report().requests
+    check(first, ("queue", 100, 103, I), ("evict", 103, 163, O), *STARTED)
+    assert parts(second.phases)[:2] == [("queue", 101, 560, O), ("ready_gap", 560, 574, O)]
+
+
+def test_a_switch_for_one_model_is_not_for_who_asked_for_another() -> None:
+    """One server for both: what it loads next is for the later request."""
+    scene = Scene().process(NEW, "server").file(B_GGUF)
+    scene.request(NEW, 50, token=150, end=180, ports=(8_080, 50_001), model="a")
+    scene.request(NEW, 100, token=700, model="b").call(NEW, "context_free", 181, 185)
+    scene.call(NEW, "model_load", 190, 400).call(NEW, "context_init", 401, 500)
+    second = scene.call(NEW, "decode", 501, 690, value=38).report().requests[1]
+    assert ("load", 190, 400, O) in parts(second.phases)
+
+
 # -- requests without a first token ---------------------------------------------------------------
 
 

@@ -449,7 +449,7 @@ _ALL = [
         cold=True,
         a=replace(_A, engine="vllm", fit_pass=False),
         b=replace(_B, engine="vllm", fit_pass=False, load_mode="read", init_ns=0),
-        weights_b_bytes=512 * MIB + 104729,
+        weights_b_bytes=320 * MIB + 104729,
         markers=False,
     ),
     Scenario(
@@ -462,7 +462,7 @@ _ALL = [
             engine="sglang",
             load_mode="read",
             fit_pass=False,
-            init_ns=1_500 * MS,
+            init_ns=2_500 * MS,
             compute="sleep",
         ),
         weights_b_bytes=_SMALL_B_BYTES,

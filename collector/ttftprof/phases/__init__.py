@@ -112,13 +112,13 @@ def _before_ready(
 ) -> None:
     """From the arrival to the moment the server is able to serve."""
     front = served.front
+    if _started_for_another(served, start, everyone):
+        cutter.until("queue", start.ready or start.load_end)
+        return
     if start.woken is not None and start.woken.calls[0].start_ns > front.start_ns:
         _put_to_sleep(served, start.woken, everyone, cutter)
     elif start.began is not None and start.began.ns > front.start_ns:
         _evict(timeline, served, start, everyone, cutter)
-    elif _started_for_another(served, start, everyone):
-        cutter.until("queue", start.ready or start.load_end)
-        return
     elif (
         start.woken is None
         and start.load_begin is not None
@@ -135,14 +135,25 @@ def _before_ready(
 
 
 def _started_for_another(served: Served, start: StartUp, everyone: Sequence[Served]) -> bool:
-    """The load was under way for an earlier request that waits for the same process."""
+    """The load was, or came, under way for an earlier request that waits for the same process."""
     begun = [edge.ns for edge in (start.began, start.load_begin) if edge is not None]
     return any(
-        other.front.start_ns <= ns <= min(served.front.start_ns, other.last_ns)
+        _began_for(other, served, ns)
         for other in everyone
         if other is not served and other.server == served.server
         for ns in begun
     )
+
+
+def _began_for(other: Served, served: Served, ns: int) -> bool:
+    """Whether what began at a moment was for the other request. Fronts serve the first that comes,
+    and go on for one who has hung up: what they pass on for him tells until when."""
+    first, mine = other.front, served.front
+    if ns <= mine.start_ns:
+        return first.start_ns <= ns <= other.last_ns
+    if first.model != mine.model or first.start_ns >= mine.start_ns:
+        return False
+    return ns <= max(other.last_ns, other.received_ns)
 
 
 def _evict(
