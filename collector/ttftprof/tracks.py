@@ -342,7 +342,7 @@ def _cache_ticks(timeline: Timeline) -> Iterable[Tick]:
             yield Tick(opened.ns, "kernel_cache", text)
 
 
-_FAMILIES = {
+_FAMILIES: dict[int, str] = {
     DeviceFlag.NVIDIA: "/dev/nvidia*",
     DeviceFlag.KFD: "/dev/kfd",
     DeviceFlag.DRI: "/dev/dri",
@@ -359,5 +359,5 @@ def _device_ticks(timeline: Timeline) -> Iterable[Tick]:
         if key not in seen:
             seen.add(key)
             how = "opened" if result >= 0 else f"refused (error {-result})"
-            name = _FAMILIES.get(DeviceFlag(family), "a device file")
+            name = _FAMILIES.get(family, "a device file")
             yield Tick(int(event["start_ns"]), "gpu_device", f"{name} {how}, by pid {tgid}")
