@@ -432,6 +432,26 @@ def test_themes_follow_the_button_and_paper_is_light(browser: Browser) -> None:
         browser.one("#theme").click()
 
 
+@pytest.mark.parametrize("made", [samples.cold, lambda: gpu_switch().gpu().report()])
+def test_nothing_is_cut_off_on_paper(browser: Browser, made: Callable[[], Report]) -> None:
+    """A4 with the margins that Chromium leaves, in its pixels."""
+    size = {"width": 717, "height": 1047, "deviceScaleFactor": 1, "mobile": False}
+    browser.open(made())
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        wide = browser.run(
+            "return [document.documentElement, ...document.querySelectorAll('.scroll')]"
+            ".filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.innerText)"
+        )
+        shown = [e.is_displayed() for e in browser.all(".tools, .detail, #theme")]
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+        browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert wide == []
+    assert not any(shown), "what only a screen can use is not printed"
+
+
 def test_a_screen_reader_finds_names_and_tables(browser: Browser) -> None:
     browser.open(samples.cold())
     tree = browser.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})
