@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import io
+import json
 import urllib.request
 from dataclasses import replace
 
+import jsonschema
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
+from ttftprof.cli import watch
 from ttftprof.errors import OutputError
 from ttftprof.model import PHASES, Report, Request
 from ttftprof.reports import live, scale
@@ -34,6 +38,21 @@ def test_a_line_is_one_line_and_fits(report: Report, width: int, colour: bool) -
         line = live.line(ended(request), width, colour)
         assert line.cell_len <= width
         assert not set(line.plain) & set("\n\r\x1b")
+
+
+@settings(deadline=None, max_examples=30)
+@given(samples.any_report())
+def test_a_line_for_programs_satisfies_the_schema_that_is_shipped(report: Report) -> None:
+    shipped = json.loads(CliRunner().invoke(watch.command, ["--schema"]).output)
+    jsonschema.Draft202012Validator.check_schema(shipped)
+    out = io.StringIO()
+    for request in report.requests:
+        watch.JsonLines(out).tell(ended(request))
+    lines = out.getvalue().splitlines()
+    assert len(lines) == len(report.requests)
+    for line in lines:
+        jsonschema.validate(json.loads(line), shipped)
+        assert json.loads(line)["schema"] == shipped["properties"]["schema"]["const"]
 
 
 def test_a_line_says_what_the_report_says() -> None:

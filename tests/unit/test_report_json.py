@@ -10,8 +10,10 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 
+from ttftprof.cli.report import command
 from ttftprof.model import Evidence, Report, Series
 from ttftprof.reports.json import as_json, schema, write
 from unit import report_samples as samples
@@ -45,6 +47,12 @@ def written(report: Report) -> dict[str, Any]:
     document_errors = [error.message for error in CHECK.iter_errors(document)]
     assert document_errors == []
     return document
+
+
+def test_the_schema_is_printed_on_demand() -> None:
+    shown = CliRunner().invoke(command, ["--schema"])
+    assert shown.exit_code == 0
+    assert json.loads(shown.output) == schema()
 
 
 def test_the_schema_is_itself_valid_and_strict() -> None:

@@ -6,6 +6,7 @@ A file is written whole or not at all: it takes its name once it is complete.
 from __future__ import annotations
 
 import codecs
+import json
 import os
 import shutil
 import sys
@@ -46,6 +47,24 @@ def format_option(help_text: str = "", *more: str) -> Callable[[_Command], _Comm
         default="text",
         show_default=True,
         help=help_text or None,
+    )
+
+
+def schema_option(schema: Callable[[], dict[str, Any]]) -> Callable[[_Command], _Command]:
+    """`--schema`: prints what holds of `--format json`, and ends."""
+
+    def show(context: click.Context, _option: click.Parameter, is_wanted: bool) -> None:
+        if is_wanted:
+            click.echo(json.dumps(schema(), indent=2))
+            context.exit()
+
+    return click.option(
+        "--schema",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=show,
+        help="Print the JSON Schema of --format json, and end.",
     )
 
 

@@ -6,13 +6,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from ttftprof.cli import output
 from ttftprof.errors import UsageError
-from ttftprof.model import Report
+
+if TYPE_CHECKING:
+    from ttftprof.model import Report
 
 _EPILOG = """\b
 Examples:
@@ -32,6 +34,12 @@ a stretch that nothing saw, and lines that begin with "!" name what the recordin
 """
 
 
+def _schema() -> dict[str, Any]:
+    from ttftprof.reports import json
+
+    return json.schema()
+
+
 @click.command("report", epilog=_EPILOG)
 @click.argument(
     "files",
@@ -44,6 +52,7 @@ a stretch that nothing saw, and lines that begin with "!" name what the recordin
     "json: the schema ttftprof.report/1, one object; several files give JSON Lines, one object a "
     "line."
 )
+@output.schema_option(_schema)
 @click.option(
     "--html",
     "page",

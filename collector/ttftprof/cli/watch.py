@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import signal
 import sys
 import time
@@ -33,12 +32,11 @@ from ttftprof.errors import Interrupted, OutputError, TargetError, UsageError
 from ttftprof.kernel.session import Settings
 from ttftprof.recorder import Limits, Progress, Recorder
 from ttftprof.reports import json as json_report
-from ttftprof.reports import live
+from ttftprof.reports import live, watch_json
 from ttftprof.reports.safe import clip
 from ttftprof.target import Target
 from ttftprof.watch import Ended, Slow, Watcher
 
-SCHEMA_NAME = "ttftprof.watch/1"
 _REDRAW_NS = NS_PER_S // 2
 _LOOK_AGAIN_S = 1.0
 
@@ -56,6 +54,7 @@ Examples:
 @output.format_option(
     "json: one object a request and line, the request as in `report --format json`."
 )
+@output.schema_option(watch_json.schema)
 @click.option(
     "--prometheus",
     "address",
@@ -281,14 +280,7 @@ class JsonLines:
         self._out = out
 
     def tell(self, ended: Ended) -> None:
-        when = datetime.datetime.fromtimestamp(ended.wall_ns / NS_PER_S, datetime.UTC)
-        document = {
-            "schema": SCHEMA_NAME,
-            "ended_at": when.isoformat(timespec="milliseconds"),
-            "kept": str(ended.kept) if ended.kept else None,
-            "request": json_report.request_as_json(ended.request),
-        }
-        json_report.write_line(document, self._out)
+        json_report.write_line(watch_json.as_json(ended), self._out)
         self._out.flush()
 
     def say(self, text: str) -> None:
