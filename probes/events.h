@@ -92,6 +92,7 @@ enum cache_flag {
 enum read_flag {
 	READ_DIRECT = 1 << 0,
 	READ_IO_URING = 1 << 1,
+	READ_RUN = 1 << 2, /* small ones that follow each other, as one: b is right if they were in order */
 };
 
 /* Who was asked, in the low bits, and how it went. */
@@ -197,6 +198,9 @@ struct file_slot {
 	u64 readahead_pages;
 	u64 reclaimed_pages; /* of evicted_pages, those taken because memory was short */
 	u64 refaulted_pages; /* of added_pages, those evicted before, while this file was followed */
+	u64 run_bytes; /* of small reads since run_start_ns, not yet an event */
+	u64 run_start_ns;
+	u64 run_end_ns;
 };
 
 /* A record of variable length in the text ring. */

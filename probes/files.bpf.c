@@ -12,8 +12,11 @@
 #define PROT_EXEC 4
 #define AT_FDCWD (u32)-100
 
-/* Reads at least this big, or slow ones, are recorded; all are counted. */
+/* Reads at least this big, or slow ones, are recorded; all are counted. Smaller ones
+ * that follow each other within this time are recorded together. */
 #define READ_EVENT_BYTES (64 << 10)
+#define RUN_EVENT_BYTES (256 << 10)
+#define RUN_PAUSE_NS 10000000
 
 static __always_inline struct event *call_event(u16 kind, struct thread_slot *t)
 {
@@ -237,6 +240,7 @@ int BPF_PROG(files__open, struct pt_regs *regs, long ret)
 	if (!f)
 		return 0;
 	__sync_fetch_and_add(&f->opens, 1);
+	f->run_bytes = 0; /* another look at the file */
 	f->cached_pages = facts.cached_pages;
 	f->size_bytes = facts.size_bytes;
 	struct event *e = call_event(EVENT_OPEN, t);
@@ -426,6 +430,24 @@ static __always_inline void count_read(struct file_slot *f, u64 offset, u64 byte
 	f->next_offset = offset + bytes;
 }
 
+/* Adds a small read to the run of the file. Gives the bytes of the run once they are
+ * enough for an event, else 0. Reads on two CPUs at once may lose a few. */
+static __always_inline u64 add_to_run(struct file_slot *f, u64 bytes, u64 began, u64 now)
+{
+	if (!f->run_bytes || began > f->run_end_ns + RUN_PAUSE_NS) {
+		f->run_bytes = 0;
+		f->run_start_ns = began;
+	}
+	f->run_end_ns = now;
+	u64 before = __sync_fetch_and_add(&f->run_bytes, bytes);
+	u64 run = before + bytes;
+	/* Only who crosses the limit sends it. */
+	if (before >= RUN_EVENT_BYTES || run < RUN_EVENT_BYTES)
+		return 0;
+	f->run_bytes = 0;
+	return run;
+}
+
 SEC("tp_btf/sys_exit")
 int BPF_PROG(files__read, struct pt_regs *regs, long ret)
 {
@@ -447,16 +469,25 @@ int BPF_PROG(files__read, struct pt_regs *regs, long ret)
 	u64 offset = positioned ? REGS_ARG3(regs) : BPF_CORE_READ(file, f_pos) - ret;
 	count_read(f, offset, ret, direct);
 	u64 now = bpf_ktime_get_ns();
-	if (ret < READ_EVENT_BYTES && now - t->enter_ns < settings.short_wait_ns)
-		return 0;
-	struct event *e = call_event(EVENT_READ, t);
+	u64 began = t->enter_ns ? t->enter_ns : now;
+	u64 bytes = ret;
+	u16 flags = direct ? READ_DIRECT : 0;
+	if (bytes < READ_EVENT_BYTES && now - t->enter_ns < settings.short_wait_ns) {
+		bytes = add_to_run(f, bytes, began, now);
+		if (!bytes)
+			return 0;
+		began = f->run_start_ns;
+		flags |= READ_RUN;
+	}
+	struct event *e = event_begin(EVENT_READ, began);
 	if (!e)
 		return 0;
+	e->duration_ns = now - began;
 	e->dev = facts.dev;
 	e->ino = facts.ino;
-	e->a = ret;
-	e->b = offset;
-	e->flags = direct ? READ_DIRECT : 0;
+	e->a = bytes;
+	e->b = offset + ret - bytes;
+	e->flags = flags;
 	event_end(e);
 	return 0;
 }

@@ -88,6 +88,9 @@ FILE_SLOT = np.dtype(
         ("readahead_pages", "<u8"),
         ("reclaimed_pages", "<u8"),
         ("refaulted_pages", "<u8"),
+        ("run_bytes", "<u8"),
+        ("run_start_ns", "<u8"),
+        ("run_end_ns", "<u8"),
     ]
 )
 
@@ -143,7 +146,7 @@ CONTROL = np.dtype(
 # What the recorder keeps of the slots, a row each time one changed: the stamp, then the fields.
 _TRANSIENT = {
     *("pad", "enter_nr", "enter_ns", "asked_what", "asked_where", "asked_offset"),
-    *("next_offset", "touch_jiffies"),
+    *("next_offset", "touch_jiffies", "run_bytes", "run_start_ns", "run_end_ns"),
 }
 
 
@@ -238,6 +241,7 @@ class MmapFlag(IntEnum):
 class ReadFlag(IntEnum):
     DIRECT = 1
     IO_URING = 2
+    RUN = 4
 
 
 class DeviceFlag(IntEnum):

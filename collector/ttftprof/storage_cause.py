@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ttftprof.engines.catalog import looks_like_weights
 from ttftprof.model import Action, FileUse, MemoryUse, MountUse, PathModel, file_of_load
+from ttftprof.path_model import IN_LINE
 from ttftprof.reports import scale
 
 BETTER = 1.25  # the least gain worth advice
@@ -77,6 +78,30 @@ class _Load:
     def exceeds(self, link: float | None) -> bool:
         """Whether the bytes came faster than a link can give, by more than the rates scatter."""
         return bool(link and self.rate and self.rate > BETTER * link)
+
+    @property
+    def request_ns(self) -> float | None:
+        """What a request took, in the mean."""
+        mount = self.mount
+        return (
+            mount.total_ns / mount.requests if mount and mount.requests and mount.total_ns else None
+        )
+
+    @property
+    def alone_ns(self) -> float | None:
+        """What it would have taken with no other under way, by the model."""
+        use, rate = self.weights, self.link or self.rate
+        if self.model is None or rate is None or not use.requests or not use.bytes_from_storage:
+            return None
+        return self.model.latency_ns + use.bytes_from_storage / use.requests / rate * 1e9
+
+    @property
+    def stood_in_line(self) -> bool:
+        """Whether requests took so much longer than alone that more at once had brought no more."""
+        took_ns, alone_ns, depth = self.request_ns, self.alone_ns, self.weights.in_flight
+        if took_ns is None or alone_ns is None or depth is None:
+            return False
+        return depth.mean >= FEW and took_ns >= IN_LINE * alone_ns
 
     @property
     def is_random(self) -> bool:
@@ -250,6 +275,8 @@ def _keep_cached(load: _Load) -> list[Action]:
 def _pattern(load: _Load) -> StorageCause | None:
     """Few small requests where 1 MiB reads in order would have had more under way."""
     use, spent_ns, read_ns = load.weights, load.spent_ns, load.read_ns
+    if load.stood_in_line:
+        return None
     if spent_ns is not None and read_ns is not None:
         led_astray = load.is_random or _jumps(use) or use.access != "read"
         guilty = spent_ns >= BETTER * read_ns and led_astray
@@ -335,7 +362,7 @@ def _readahead(load: _Load) -> StorageCause | None:
     """Reads in order that leave the link idle, because the windows read ahead are too small."""
     model, rate, link = load.model, load.rate, load.link
     kib = load.mount.read_ahead_kb if load.mount else None
-    if model is None or rate is None or link is None or kib is None:
+    if model is None or rate is None or link is None or kib is None or load.stood_in_line:
         return None
     # With two windows under way the link stays busy from rate × latency on.
     needed_kib = 1 << max(round(link * model.latency_ns / 1e9) // 1024 - 1, 0).bit_length()
@@ -361,12 +388,17 @@ def _readahead(load: _Load) -> StorageCause | None:
 
 
 def _link(load: _Load) -> StorageCause | None:
-    rate, link = load.rate, load.link
-    if rate is None or link is None or rate < REACHED * link:
+    rate, link, mount = load.rate, load.link, load.mount
+    if rate is not None and link is not None and rate >= REACHED * link:
+        says = f"That is {scale.percent(min(rate / link, 1.0))} of the {scale.rate(link)} it gives"
+    elif load.stood_in_line and load.request_ns and load.alone_ns:
+        says = (
+            f"Its requests stood in line: each took {scale.duration(round(load.request_ns))}, and "
+            f"alone, by the model, {scale.duration(round(load.alone_ns))}"
+        )
+    else:
         return None
-    mount = load.mount
     name, line = (mount.link, mount.link_bytes_per_second) if mount else (None, None)
-    says = f"That is {scale.percent(min(rate / link, 1.0))} of the {scale.rate(link)} it gives"
     if line and name:
         says += f" ({name} carries {scale.rate(line)} at most)"
     change = (

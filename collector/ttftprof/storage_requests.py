@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ttftprof import path_model, remote
-from ttftprof.events import Kind, Records, Wait
+from ttftprof.events import Kind, ReadFlag, Records, Wait, duration_end
 from ttftprof.model import PathModel, WaitSplit
-from ttftprof.timeline import FileFacts, Timeline, grouped
+from ttftprof.timeline import FileFacts, Timeline, grouped, split_by
 
 DEVICE = 0
 PLAIN_READ_BYTES = 1 << 20
@@ -49,11 +49,36 @@ class _Blocks:
 
 
 def _blocks_of_one_layer(timeline: Timeline, key: tuple[int, int]) -> _Blocks:
+    past_the_cache = timeline.derived(_past_the_cache, None).get(key)
     where = timeline.where_blocks_of(timeline.files[key])
+    if past_the_cache is not None:
+        where = np.union1d(where, past_the_cache)
     blocks = timeline.of_kind(Kind.BLOCK)
     stays = np.isin(blocks["dev"][where], _upper_disks(blocks, where))
     where = where[stays]
     return _Blocks(blocks["start_ns"][where].astype(np.int64), where)
+
+
+def _past_the_cache(timeline: Timeline, _: None) -> dict[tuple[int, ...], npt.NDArray[np.int32]]:
+    """Where the requests of reads past the page cache stand, by file. Their pages are the reader's
+    own, of no file or of shared memory: one belongs to the read that its thread was in."""
+    reads, blocks = timeline.of_kind(Kind.READ), timeline.of_kind(Kind.BLOCK)
+    reads = reads[(reads["flags"] & ReadFlag.DIRECT) != 0]
+    if not len(reads):
+        return {}
+    followed = [file.ino for file in timeline.files.values()]
+    nameless = np.flatnonzero(~np.isin(blocks["ino"], followed)).astype(np.int32)
+    parts: dict[tuple[int, ...], list[npt.NDArray[np.int32]]] = {}
+    for (tid,), own in split_by(reads, "tid").items():
+        mine = nameless[blocks["tid"][nameless] == tid]
+        begun_ns = blocks["start_ns"][mine]
+        last = np.searchsorted(own["start_ns"], begun_ns, side="right") - 1
+        until_ns = np.maximum.accumulate(duration_end(own))
+        during = (last >= 0) & (begun_ns <= until_ns[last])
+        order, by_file = grouped(own[last[during]], "dev", "ino")
+        for key, part in by_file.items():
+            parts.setdefault(key, []).append(mine[during][order[part]])
+    return {key: np.concatenate(pieces) for key, pieces in parts.items()}
 
 
 def of_path(timeline: Timeline, file: FileFacts) -> Records:

@@ -503,6 +503,29 @@ def test_a_process_that_takes_a_request_late_is_not_being_started() -> None:
     assert request.phases[0].evidence[0].what == f"pid {NEW} had not yet taken the connection"
 
 
+def test_weights_mapped_long_ago_and_read_now_are_a_load() -> None:
+    scene = reads_on_demand(101)
+    scene.opened(NEW, B_GGUF, 20).mapped(NEW, B_GGUF, 21).file(A_GGUF).opened(NEW, A_GGUF, 30)
+    request = scene.mapped(NEW, A_GGUF, 31, address=0x7E00_0000_0000).report().requests[-1]
+    assert request.switched
+    assert parts(request.phases)[-2:] == [("load", 1_600, 1_700, I), ("prefill", 1_700, 1_800, I)]
+    assert [f.path for f in request.files if f.is_weights] == ["/models/b.gguf"]
+
+
+def test_reads_through_a_descriptor_older_than_the_recording_are_a_load() -> None:
+    scene = Scene().process(NEW, "python").file(B_GGUF, "/models/b.gguf").held(NEW, B_GGUF)
+    scene.accepted(NEW, 101, socket=0xABC).has_read(NEW, B_GGUF, 200, 300, 100 * MIB)
+    request = scene.request(NEW, 100, token=400, socket=0xABC).report().requests[-1]
+    assert ("load", 200, 300, I) in parts(request.phases)
+
+
+def test_a_look_at_the_header_of_mapped_weights_is_no_load() -> None:
+    scene = Scene().process(NEW, "python").file(B_GGUF, "/models/b.gguf")
+    scene.opened(NEW, B_GGUF, 20).mapped(NEW, B_GGUF, 21).accepted(NEW, 101, socket=0xABC)
+    scene.opened(NEW, B_GGUF, 110).has_read(NEW, B_GGUF, 110, 111, 4096)
+    assert not scene.request(NEW, 100, token=400, socket=0xABC).only_request().switched
+
+
 # -- no switch ------------------------------------------------------------------------------------
 
 

@@ -174,6 +174,27 @@ def test_a_link_slower_than_the_load_is_refuted() -> None:
     assert verdict(replace(fast, bytes_per_second=60e6)).kind == "hardware or link"
 
 
+def test_requests_that_stand_in_line_are_no_pattern() -> None:
+    """Eight of 4 MiB at a time took ten times what one takes: no other way of reading brings more,
+    whatever rate the model has from other requests."""
+    model = replace(MODEL, link_bytes_per_second=856e6, read_bytes_per_second=856e6)
+    busy = use(
+        path_model=model,
+        bytes_per_second=526e6,
+        request_size_bytes=Quantiles(4 * MIB, 4 * MIB),
+        in_flight=InFlight(8.0, 9),
+        requests=250,
+    )
+    slow = replace(MOUNT, requests=250, total_ns=250 * 60 * MS)
+    found = verdict(busy, mount=slow)
+    assert found.kind == "hardware or link"
+    assert "each took 60.00 ms, and alone, by the model, 6.900 ms." in found.says
+    unqueued = replace(slow, total_ns=250 * 7 * MS)
+    assert verdict(busy, mount=unqueued).kind == "pattern"
+    one_by_one = replace(busy, in_flight=InFlight(1.0, 1))
+    assert verdict(one_by_one, mount=slow).kind == "pattern"
+
+
 def test_all_shards_count_together() -> None:
     first = use(path="/models/b-1-of-2.gguf")
     second = use(path="/models/b-2-of-2.gguf")

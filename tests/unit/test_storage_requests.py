@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ttftprof import storage, storage_requests
-from ttftprof.events import Family, Kind, Wait
+from ttftprof.events import Family, Kind, ReadFlag, Wait
 from ttftprof.timeline import Timeline
-from unit.recordings import B_GGUF, DEV, DISK, MIB, NEW, Scene, ns
+from unit.recordings import A_GGUF, B_GGUF, DEV, DISK, MIB, NEW, Scene, ns
 
 MS = 1_000_000
 LOOP = DISK + 64
@@ -90,6 +90,39 @@ def test_a_daemon_and_a_disk_have_their_own_parts() -> None:
     disk = block(scene(), 10, 30).wait(NEW, 5, 35, Wait.STORAGE, ino=B_GGUF)
     assert the_split(disk.timeline()) == (0, 0, 0, 20, 10)
     assert the_split(disk.timeline(), 20, 33) == (0, 0, 0, 10, 3)
+
+
+def direct_read(told: Scene, begin: float, end: float, ino: int, tid: int = NEW) -> Scene:
+    return told.record(
+        Kind.READ, ns(begin), round((end - begin) * MS), tid=tid, tgid=NEW, dev=DEV, ino=ino,
+        a=MIB, flags=ReadFlag.DIRECT,
+    )  # fmt: skip
+
+
+def nameless(told: Scene, begin: float, end: float, tid: int = NEW, ino: int = 0) -> Scene:
+    return told.record(
+        Kind.BLOCK, ns(begin), round((end - begin) * MS), tid=tid, tgid=NEW, dev=DISK, ino=ino,
+        a=MIB // 2,
+    )  # fmt: skip
+
+
+def test_requests_past_the_cache_are_of_the_file_their_thread_read() -> None:
+    told = scene().file(A_GGUF)
+    direct_read(direct_read(told, 10, 20, B_GGUF), 30, 40, A_GGUF)
+    direct_read(told, 10, 60, A_GGUF, tid=NEW + 1)
+    nameless(told, 11, 19)
+    nameless(told, 12, 20, ino=4_711)  # into shared memory, which is a file that nobody follows
+    nameless(told, 25, 29)  # between two reads: swapped in
+    nameless(told, 31, 39)
+    nameless(told, 15, 59, tid=NEW + 1)
+    nameless(told, 15, 59, tid=NEW + 2)  # of a thread that reads nothing past the cache
+    timeline = told.timeline()
+    of = {
+        ino: storage_requests.of_file(timeline, timeline.files[DEV, ino], 0, ns(100))
+        for ino in (A_GGUF, B_GGUF)
+    }
+    assert of[B_GGUF]["start_ns"].tolist() == [ns(11), ns(12)]
+    assert of[A_GGUF]["start_ns"].tolist() == [ns(15), ns(31)]
 
 
 moments = st.tuples(st.integers(0, 200), st.integers(1, 60))

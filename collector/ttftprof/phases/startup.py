@@ -311,28 +311,27 @@ def _load_edges_by_files(
 def _first_touch(
     timeline: Timeline, process: Process, file: FileFacts, before_ns: int
 ) -> Edge | None:
+    """Where the last session that took up the file began; a session lasts from one opening of it to
+    the next. A header-only pass opens, reads a little and closes: that takes up nothing."""
     maps = on_files(timeline, Kind.MMAP, process, [file], before_ns)
     maps = maps[(maps["a"] >= file.size_bytes // 2) & ((maps["flags"] & MmapFlag.FAILED) == 0)]
-    if len(maps):
-        first = maps[-1]
-        return Edge(
-            int(first["start_ns"]),
-            OBSERVED,
-            Evidence("files", "the weights were mapped", int(first["a"]), "bytes"),
-        )
     reads = on_files(timeline, Kind.READ, process, [file], before_ns)
     opens = on_files(timeline, Kind.OPEN, process, [file], before_ns)["start_ns"]
-    # A header-only pass opens, reads a little and closes; the load is the last session that reads
-    # a good part of the file.
-    for opened, until in reversed(list(pairwise([*map(int, opens), FOREVER]))):
-        session = reads[(reads["start_ns"] >= opened) & (reads["start_ns"] < until)]
-        if int(session["a"].sum()) >= file.size_bytes // 10:
-            return Edge(
-                int(session["start_ns"][0]),
-                OBSERVED,
-                Evidence("files", "the weights were first read", int(session["a"].sum()), "bytes"),
-            )
+    for opened, until in reversed(list(pairwise([0, *map(int, opens), FOREVER]))):
+        mapped, read = (_begun_within(records, opened, until) for records in (maps, reads))
+        if len(mapped):
+            what = Evidence("files", "the weights were mapped", int(mapped[-1]["a"]), "bytes")
+            return Edge(int(mapped[-1]["start_ns"]), OBSERVED, what)
+        read_bytes = int(read["a"].sum())
+        if len(read) and read_bytes >= file.size_bytes // 10:
+            what = Evidence("files", "the weights were first read", read_bytes, "bytes")
+            return Edge(int(read[0]["start_ns"]), OBSERVED, what)
     return None
+
+
+def _begun_within(records: Records, start_ns: int, end_ns: int) -> Records:
+    found: Records = records[(records["start_ns"] >= start_ns) & (records["start_ns"] < end_ns)]
+    return found
 
 
 def _last_touch(
@@ -342,13 +341,11 @@ def _last_touch(
     after_ns: int,
     before_ns: int,
 ) -> Edge:
-    reads = on_files(timeline, Kind.READ, process, shards, before_ns)
-    maps = on_files(timeline, Kind.MMAP, process, shards, before_ns)
-    ends = [after_ns]
-    for records in (reads, maps):
-        late = records[records["start_ns"] >= after_ns]
-        if len(late):
-            ends.append(int(duration_end(late).max()))
+    reads, maps = (
+        _begun_within(on_files(timeline, kind, process, shards, before_ns), after_ns, FOREVER)
+        for kind in (Kind.READ, Kind.MMAP)
+    )
+    ends = [after_ns, *duration_end(reads).tolist(), *duration_end(maps).tolist()]
     if len(maps) or not len(reads):
         ends += [_last_growth_ns(file.rows, after_ns, before_ns) for file in shards]
     return Edge(
