@@ -89,8 +89,9 @@ class _Load:
 
     @property
     def alone_ns(self) -> float | None:
-        """What it would have taken with no other under way, by the model."""
-        use, rate = self.weights, self.link or self.rate
+        """What it would have taken at most with no other under way: the model's delay, and its
+        bytes at no more than the rate of this load."""
+        use, rate = self.weights, self.rate
         if self.model is None or rate is None or not use.requests or not use.bytes_from_storage:
             return None
         return self.model.latency_ns + use.bytes_from_storage / use.requests / rate * 1e9
@@ -394,7 +395,7 @@ def _link(load: _Load) -> StorageCause | None:
     elif load.stood_in_line and load.request_ns and load.alone_ns:
         says = (
             f"Its requests stood in line: each took {scale.duration(round(load.request_ns))}, and "
-            f"alone, by the model, {scale.duration(round(load.alone_ns))}"
+            f"alone would have taken {scale.duration(round(load.alone_ns))} at most"
         )
     else:
         return None

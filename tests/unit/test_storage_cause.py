@@ -188,7 +188,7 @@ def test_requests_that_stand_in_line_are_no_pattern() -> None:
     slow = replace(MOUNT, requests=250, total_ns=250 * 60 * MS)
     found = verdict(busy, mount=slow)
     assert found.kind == "hardware or link"
-    assert "each took 60.00 ms, and alone, by the model, 6.900 ms." in found.says
+    assert "each took 60.00 ms, and alone would have taken 9.974 ms at most." in found.says
     unqueued = replace(slow, total_ns=250 * 7 * MS)
     assert verdict(busy, mount=unqueued).kind == "pattern"
     one_by_one = replace(busy, in_flight=InFlight(1.0, 1))
