@@ -209,14 +209,16 @@ def _changes(
 ) -> _Changes:
     stamps: list[Ints] = []
     running: list[Ints] = []
-    waiting: dict[int, list[Ints]] = {wait: [] for wait in _COUNTED}
+    reasons: list[Ints] = []
+    signs: list[Ints] = []
 
     def add(ns: Ints, by: int, reason: npt.NDArray[np.uint16] | None, sign: int) -> None:
         stamps.append(ns)
         running.append(np.full(len(ns), by, np.int64))
-        for wait, parts in waiting.items():
-            hit = np.zeros(len(ns), np.int64) if reason is None else (reason == wait) * sign
-            parts.append(hit.astype(np.int64))
+        reasons.append(
+            np.full(len(ns), -1, np.int64) if reason is None else reason.astype(np.int64)
+        )
+        signs.append(np.full(len(ns), sign, np.int64))
 
     add(np.zeros(1, np.int64), 0, None, 0)  # before the first is born, nobody runs
     for thread in threads:
@@ -237,10 +239,11 @@ def _changes(
         inside_of = np.full(len(own), code, np.uint16)
         add(np.array([c.start_ns for c in own], np.int64), 0, inside_of, 1)
         add(np.array([c.end_ns for c in own], np.int64), 0, inside_of, -1)
+    why, sign = np.concatenate(reasons), np.concatenate(signs)
     return _Changes(
         np.concatenate(stamps),
         np.concatenate(running),
-        {wait: np.concatenate(parts) for wait, parts in waiting.items()},
+        {wait: np.where(why == wait, sign, 0) for wait in _COUNTED},
     )
 
 

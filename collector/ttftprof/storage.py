@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from ttftprof import remote, storage_requests
 from ttftprof.condense import Floats
@@ -26,7 +27,7 @@ from ttftprof.model import (
     WaitSplit,
 )
 from ttftprof.phases import StartUp
-from ttftprof.timeline import FileFacts, Timeline
+from ttftprof.timeline import FileFacts, Ints, Timeline
 
 # Advice numbers of madvise(2) and posix_fadvise(2): asm-generic/mman-common.h, linux/fadvise.h.
 _MADVICE = {1: "RANDOM", 2: "SEQUENTIAL", 3: "WILLNEED", 14: "HUGEPAGE", 22: "POPULATE_READ"}
@@ -46,12 +47,49 @@ def files_of(
     members = set(tgids)
     weights = {file.key for file in start.shards} if start else set()
     span = _Span(timeline, members, start_ns, end_ns, phases)
+    candidates = {file.key: file for file in (start.shards if start else ())}
+    candidates |= {file.key: file for file in _moving(timeline, start_ns, end_ns)}
     uses = [
         _file_use(span, file, file.key in weights)
-        for file in timeline.files.values()
+        for _, file in sorted(candidates.items())
         if _matters(timeline, file, start, members, start_ns, end_ns)
     ]
     return sorted(uses, key=lambda u: (not u.is_weights, -(u.bytes_from_storage or 0), u.path))
+
+
+@dataclass(frozen=True, slots=True)
+class _Moves:
+    """When counters of files moved: from one row to the next, `file` being its place in `files`."""
+
+    begin_ns: Ints
+    end_ns: Ints
+    file: npt.NDArray[np.intp]
+    files: tuple[FileFacts, ...]
+
+
+_MOVING = ("added_pages", "direct_bytes", "reclaimed_pages", "read_bytes")
+
+
+def _moves(timeline: Timeline, _: None) -> _Moves:
+    files = tuple(file for file in timeline.files.values() if len(file.rows))
+    nothing = np.empty(0, np.int64)
+    of = np.repeat(np.arange(len(files)), [len(file.rows) for file in files])
+    ns = np.concatenate([nothing, *(file.rows["ns"].astype(np.int64) for file in files)])
+    first = np.diff(of, prepend=-1) != 0  # from nothing to the first row
+    moved = first.copy()
+    for counter in _MOVING:
+        values = np.concatenate([nothing, *(f.rows[counter].view(np.int64) for f in files)])
+        moved[1:] |= values[1:] != values[:-1]
+    where = np.flatnonzero(moved)
+    before = np.where(first[where], where, where - 1)
+    return _Moves(ns[before], ns[where], of[where], files)
+
+
+def _moving(timeline: Timeline, start_ns: int, end_ns: int) -> list[FileFacts]:
+    """The files of which something moved between two moments; of others nothing can have grown."""
+    moves = timeline.derived(_moves, None)
+    hit = (moves.begin_ns <= end_ns) & (moves.end_ns >= start_ns)
+    return [moves.files[index] for index in np.unique(moves.file[hit])]
 
 
 def _matters(
@@ -309,7 +347,7 @@ def _major_faults(
         return 0
     others = any(
         f is not file and f.delta("added_pages", start_ns, end_ns) > 0
-        for f in timeline.files.values()
+        for f in _moving(timeline, start_ns, end_ns)
     )
     return None if others else counted(timeline, members, "maj_flt", start_ns, end_ns)
 
@@ -433,8 +471,12 @@ def mounts_of(
 
 
 def _mount_use(timeline: Timeline, mount: str, start_ns: int, end_ns: int) -> MountUse:
-    files = [f for f in timeline.files.values() if f.mount == mount]
-    asked = np.concatenate([storage_requests.of_file(timeline, f, start_ns, end_ns) for f in files])
+    files = timeline.derived(_files_on, None)[mount]
+    inodes = storage_requests.inodes_asked(timeline, start_ns, end_ns)
+    parts = [
+        storage_requests.of_file(timeline, f, start_ns, end_ns) for f in files if f.ino in inodes
+    ]
+    asked = np.concatenate([np.empty(0, remote.READ), *parts])
     facts = next((f for f in files if f.read_ahead_kb is not None), files[0])
     totals = remote.totals(asked) if len(asked) else dict.fromkeys(remote.TOTALS)
     return MountUse(
@@ -446,6 +488,13 @@ def _mount_use(timeline: Timeline, mount: str, start_ns: int, end_ns: int) -> Mo
         link_bytes_per_second=facts.line_bytes_per_second,
         **totals,
     )
+
+
+def _files_on(timeline: Timeline, _: None) -> dict[str | None, list[FileFacts]]:
+    found: dict[str | None, list[FileFacts]] = {}
+    for file in timeline.files.values():
+        found.setdefault(file.mount, []).append(file)
+    return found
 
 
 def memory_of(timeline: Timeline, tgid: int) -> MemoryUse | None:

@@ -40,6 +40,19 @@ def of_file(timeline: Timeline, file: FileFacts, start_ns: int, end_ns: int) -> 
     return _as_reads(blocks[own.where[first:last]])
 
 
+def inodes_asked(timeline: Timeline, start_ns: int, end_ns: int) -> set[int]:
+    """Of which inodes `of_file` can find something."""
+    blocks = timeline.of_kind(Kind.BLOCK)
+    first, last = np.searchsorted(timeline.derived(_block_starts, None), [start_ns, end_ns])
+    asked = remote.begun_within(timeline.remote, start_ns, end_ns)
+    return {*np.unique(blocks["ino"][first:last]).tolist(), *np.unique(asked["ino"]).tolist()}
+
+
+def _block_starts(timeline: Timeline, _: None) -> Records:
+    starts: Records = timeline.of_kind(Kind.BLOCK)["start_ns"].astype(np.int64)
+    return starts
+
+
 @dataclass(frozen=True, slots=True)
 class _Blocks:
     """The requests to disks for a file, by start: when each began, and where it stands."""

@@ -307,11 +307,11 @@ class Timeline:
         """Where the requests to disks for a file stand. A request names a disk, which is no file
         system: where several files have the inode, it is that of the file whose file system lies on
         the disk."""
-        blocks = self.of_kind(Kind.BLOCK)
-        mine = blocks["ino"] == file.ino
-        if any(f.ino == file.ino and f.dev != file.dev for f in self.files.values()):
-            mine &= blocks["dev"] == file.dev
-        return np.flatnonzero(mine).astype(np.int32)
+        order, parts = self.derived(_blocks_by_inode, None)
+        mine = order[parts.get((file.ino,), slice(0, 0))]
+        if self.derived(_files_by_inode, None)[file.ino] > 1:
+            mine = mine[self.of_kind(Kind.BLOCK)["dev"][mine] == file.dev]
+        return mine
 
     def marks_of(self, tgid: int, name: str) -> list[Mark]:
         return [m for m in self.marks if m.tgid == tgid and m.name == name]
@@ -336,6 +336,16 @@ class Timeline:
         engine, lives = self.engine_of(tgid), self.processes.get(tgid, ())
         told = option_of(lives[-1].argv, engine.slots) if engine and lives else None
         return int(told) if told and told.isdecimal() and int(told) else None
+
+
+def _blocks_by_inode(
+    timeline: Timeline, _: None
+) -> tuple[npt.NDArray[np.int32], dict[tuple[int, ...], slice]]:
+    return grouped(timeline.of_kind(Kind.BLOCK), "ino")
+
+
+def _files_by_inode(timeline: Timeline, _: None) -> Counter[int]:
+    return Counter(file.ino for file in timeline.files.values())
 
 
 def _by_thread(timeline: Timeline, tgid: int) -> Sequence[Records]:

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 
@@ -201,6 +202,7 @@ def biggest_model(folder: Path) -> tuple[list[str], str]:
     return names, f"the biggest of {len(groups)} model(s) in the folder: {what}"
 
 
+@lru_cache(maxsize=1 << 14)
 def shard_group(name: str) -> str:
     """`m-00001-of-00005.gguf` and its like share a group; another file is its own."""
     match = _SHARD.fullmatch(name)

@@ -87,10 +87,15 @@ def _may_be_weights(file: FileFacts) -> bool:
 
 def files_used(timeline: Timeline, process: Process, start_ns: int, end_ns: int) -> list[FileFacts]:
     """The followed files that a process opened, mapped as data or read in an interval."""
+    return timeline.derived(_files_used, (process.tgid, start_ns, end_ns))
+
+
+def _files_used(timeline: Timeline, of: tuple[int, int, int]) -> list[FileFacts]:
+    tgid, start_ns, end_ns = of
     used: dict[tuple[int, int], int] = {}
     for kind in FILE_USES:
         records = timeline.of_kind(kind)
-        mask = (records["tgid"] == process.tgid) & (records["start_ns"] < end_ns)
+        mask = (records["tgid"] == tgid) & (records["start_ns"] < end_ns)
         mask &= records["start_ns"] >= start_ns
         if kind == Kind.MMAP:
             mask &= (records["flags"] & MmapFlag.EXEC) == 0

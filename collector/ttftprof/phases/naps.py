@@ -74,13 +74,13 @@ def woken(timeline: Timeline, served: Served) -> Woken | None:
     until_ns = mine.first_token_ns or served.last_ns
     calls = tuple(
         nap
-        for nap in _naps(timeline, WAKES)
+        for nap in timeline.derived(_naps, WAKES)
         if nap.tgid == mine.tgid and nap.end_ns > front.start_ns and nap.start_ns < until_ns
     )
     if not calls:
         return None
     begin_ns = calls[0].start_ns
-    sleeps = [nap for nap in _naps(timeline, SLEEPS) if nap.start_ns <= begin_ns]
+    sleeps = [nap for nap in timeline.derived(_naps, SLEEPS) if nap.start_ns <= begin_ns]
     own = [nap for nap in sleeps if nap.tgid == mine.tgid]
     others = [nap for nap in sleeps if nap.tgid != mine.tgid and nap.end_ns > front.start_ns]
     return Woken(calls, own[-1] if own else None, others[-1] if others else None)

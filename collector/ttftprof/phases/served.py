@@ -18,7 +18,7 @@ from ttftprof.timeline import FOREVER, Exchange, Process, Timeline
 TOGETHER_NS = 2_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # each is one request: itself and no other
 class Served:
     """A client's request, the last one it was passed on as (None if nobody passed it on), and the
     process that computed if no request was seen to reach it.

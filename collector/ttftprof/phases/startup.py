@@ -16,7 +16,7 @@ from ttftprof.phases.holders import files_used, has_weights, on_files, weights_o
 from ttftprof.phases.naps import Woken, woken
 from ttftprof.phases.python_edges import began_to_run, load_ended
 from ttftprof.phases.served import Served, ancestors
-from ttftprof.timeline import FOREVER, Call, Exchange, FileFacts, Process, Timeline
+from ttftprof.timeline import FOREVER, Call, Exchange, FileFacts, Ints, Process, Timeline, split_by
 
 # llama.cpp's empty run decodes the tokens that begin and end a text: two at most.
 WARM_UP_TOKENS = 2
@@ -67,6 +67,10 @@ class StartUp:
 
 def start_up(timeline: Timeline, served: Served) -> StartUp | None:
     """When the serving process was launched, loaded and able to serve this request's model."""
+    return timeline.derived(_start_up, served)
+
+
+def _start_up(timeline: Timeline, served: Served) -> StartUp | None:
     at_ns = served.last_ns if served.worker else served.received_ns
     process = timeline.process_at(served.server, at_ns)
     if process is None:
@@ -232,10 +236,19 @@ def taken_ns(timeline: Timeline, exchange: Exchange) -> int:
 
 
 def accepted_ns(timeline: Timeline, exchange: Exchange) -> int | None:
+    mine = timeline.derived(_accepted, None).get(exchange.socket)
+    if mine is None:
+        return None
+    early = int(np.searchsorted(mine, exchange.first_token_ns or FOREVER, side="right"))
+    return int(mine[early - 1]) if early else None
+
+
+def _accepted(timeline: Timeline, _: None) -> dict[int, Ints]:
+    """{socket: when it was accepted, in order}: its address is given out again."""
     accepts = timeline.of_kind(Kind.ACCEPT)
-    mine = accepts[accepts["ino"] == exchange.socket]
-    early = mine["start_ns"][mine["start_ns"] <= (exchange.first_token_ns or FOREVER)]
-    return int(early[-1]) if len(early) else None
+    return {
+        ino: own["start_ns"].astype(np.int64) for (ino,), own in split_by(accepts, "ino").items()
+    }
 
 
 # -- the load -------------------------------------------------------------------------------------
@@ -372,12 +385,16 @@ def first_answered_ns(timeline: Timeline, process: Process, after_ns: int = 0) -
     """When the process took the first request that it answered with text after a moment; FOREVER
     if it answered none."""
     after_ns = max(after_ns, process.start_ns)
-    taken = (
-        taken_ns(timeline, e)
-        for e in timeline.exchanges
-        if e.tgid == process.tgid and after_ns <= (e.first_token_ns or -1) <= process.gone_ns
-    )
-    return min(taken, default=FOREVER)
+    first_text_ns, taken = timeline.derived(_answers_of, process.tgid)
+    inside = (first_text_ns >= after_ns) & (first_text_ns <= process.gone_ns)
+    return int(taken[inside].min(initial=FOREVER))
+
+
+def _answers_of(timeline: Timeline, tgid: int) -> tuple[Ints, Ints]:
+    """(first text, when it was taken) of each request that a process answered with text."""
+    answered = [e for e in timeline.exchanges if e.tgid == tgid and e.first_token_ns]
+    first_text_ns = np.array([e.first_token_ns for e in answered], np.int64)
+    return first_text_ns, np.array([taken_ns(timeline, e) for e in answered], np.int64)
 
 
 def _ready(timeline: Timeline, process: Process, after: Edge | None, before_ns: int) -> Edge | None:
@@ -453,12 +470,14 @@ def _looks(timeline: Timeline, process: Process, after_ns: int, before_ns: int) 
     own = _same_engine(timeline, process)
     return [
         e
-        for e in timeline.exchanges
-        if e.tgid in own
-        and not e.generates
-        and e.headers_ns
-        and after_ns <= e.headers_ns <= before_ns
+        for e in timeline.derived(_other_questions, None)
+        if e.tgid in own and e.headers_ns and after_ns <= e.headers_ns <= before_ns
     ]
+
+
+def _other_questions(timeline: Timeline, _: None) -> list[Exchange]:
+    """What generates nothing."""
+    return [e for e in timeline.exchanges if not e.generates]
 
 
 def _passed_a_check(
