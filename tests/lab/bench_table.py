@@ -29,7 +29,7 @@ def shown(what: str, rows: Sequence[Row]) -> str:
 def write(figures: Mapping[str, Sequence[Row]]) -> None:
     """Puts the kept figures into docs/COST.md, each table between its markers."""
     compared = {what: figures[what] for what in TITLES if what in figures}
-    parts = {"slowdown": _slowdown(compared), "own": _own_cost(compared)}
+    parts = {"slowdown": _slowdown(compared), "own": _own_cost(compared)} if compared else {}
     parts |= {"tools": "\n".join(f"- **{tool.name}**: {tool.about}" for tool in TOOLS) + "\n"}
     parts |= {w: shown(w, figures[w]) for w in ("report", "drain", "python") if w in figures}
     text = COST_PAGE.read_text()
