@@ -95,7 +95,7 @@ for line in sys.stdin:
         self._process.communicate("", timeout=10)
 
 
-KILLS, BLOCKS = 20, 45
+KILLS, BLOCKS = 20, 110
 
 
 def count(folder: Path) -> int:
@@ -119,9 +119,9 @@ def test_killed_again_and_again_no_run_is_lost_or_doubled(truth: Truth, tmp_path
         pid = starter.start()
         if number % 4:  # in the runs
             await_more(tmp_path, len(before) + moments.randrange(3))
-            time.sleep(moments.uniform(0, 0.05))
+            time.sleep(moments.uniform(0, 0.03))
         else:  # while it starts
-            time.sleep(moments.uniform(0, 0.4))
+            time.sleep(moments.uniform(0, 0.3))
         starter.kill(pid)
         now = kept(tmp_path)
         assert before.items() <= now.items()  # what had ended is there, unchanged
