@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +24,6 @@ pytestmark = pytest.mark.kernel
 
 MIB = 1 << 20
 SIZE_BYTES = 96 * MIB
-COMPUTES_S = 0.1
 EDGE_MS = 15
 
 # A request names what is done before it is answered; the stamps of a load go to standard output.

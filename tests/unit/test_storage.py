@@ -383,6 +383,13 @@ def test_counters_of_threads_are_summed_over_their_lives() -> None:
     assert counted(timeline, {NEW, 9_999}, "maj_flt", ns(300), ns(400)) == 0
 
 
+def test_what_was_reclaimed_before_the_request_is_told_apart() -> None:
+    scene = server().mapped(NEW, B_GGUF, 150).file_row(B_GGUF, 50, reclaimed_pages=3)
+    scene.file_row(B_GGUF, 100, reclaimed_pages=7).file_row(B_GGUF, 300, reclaimed_pages=12)
+    file = used(scene)
+    assert (file.reclaimed_before_bytes, file.reclaimed_bytes) == (7 * PAGE, 5 * PAGE)
+
+
 # -- which files ----------------------------------------------------------------------------------
 
 
