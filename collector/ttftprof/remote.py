@@ -158,6 +158,7 @@ def busy_ns(reads: Records) -> int:
     return int(np.diff(stamps)[depth[:-1] > 0].sum())
 
 
+FEW_CUT = 0.05  # share of the SMB reads: a connection begins with few credits
 TOTALS = ("requests", "queue_ns", "wire_ns", "total_ns", "retransmits")
 
 
@@ -243,8 +244,8 @@ def notes(
     failed = int(np.count_nonzero(reads["failed"]))
     if failed:
         found.append(f"{failed} remote read(s) ended with an error")
-    cut = cut_short(reads, starved)
-    if len(cut):
+    cut, asked = cut_short(reads, starved), np.count_nonzero(reads["family"] == Family.SMB)
+    if len(cut) > FEW_CUT * asked:
         waited_s = float(cut["queue_ns"].sum()) / 1e9
         found.append(
             f"{len(cut)} SMB read(s) were cut to 64 KiB, as the server grants too few credits, and "

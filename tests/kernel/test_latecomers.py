@@ -104,3 +104,24 @@ def test_what_was_read_before_is_said_to_be_missing(load_fuse: Callable[[], None
         probes.close()
     assert state.state == "degraded"
     assert "reads before that are not seen" in state.lost
+
+
+def test_a_module_without_types_is_said_to_have_none(
+    load_fuse: Callable[[], None], tmp_path: Path
+) -> None:
+    """It is there, so that nothing is waited for."""
+    (tmp_path / "fuse").mkdir()
+    probes = ProbeSession(Settings())
+    try:
+        probes.load()
+        probes.attach()
+        probes.await_modules()
+        load_fuse()
+        time.sleep(4 * latecomers.LOOK_EVERY_MS / 1000)
+        probes.take_late(())
+        state = probes.states_for(["fuse.slow"])[FUSE]
+    finally:
+        probes.close()
+    assert state.state == "absent"
+    assert state.reason == "the module fuse carries no types (BTF)"
+    assert "requests to the FUSE daemon are unknown" in state.lost

@@ -170,6 +170,8 @@ def test_a_want_of_credits_cuts_the_threads_next_read() -> None:
     assert note.startswith("2 SMB read(s) were cut to 64 KiB")
     assert "waited 0.01 s" in note
     assert not len(remote.cut_short(reads, starved[:0]))
+    many = reads_of(*(read(100 + i, 1, 4096, flags=Family.SMB) for i in range(20)))
+    assert remote.notes(many, {}, {}, record(Kind.REMOTE_STARVED, 100 * MS, 0)) == []
 
 
 def test_growth_is_from_start_to_end() -> None:

