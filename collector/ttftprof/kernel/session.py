@@ -34,7 +34,7 @@ from ttftprof.events import (
     Records,
     RemoteFlag,
 )
-from ttftprof.kernel import libbpf
+from ttftprof.kernel import libbpf, privilege
 from ttftprof.kernel.latecomers import Attached, Latecomers
 from ttftprof.kernel.libbpf import BpfError, Pointer, library
 from ttftprof.kernel.permission import is_wsl, lacking_capabilities
@@ -362,6 +362,8 @@ class ProbeSession:
             return f"the module {probe.modules[0]} was not loaded while recording ran"
         if not kernel.has_tracepoint(hook, probe.modules):
             return f"this kernel has no tracepoint {hook}"
+        if not kernel.has_tracepoint(hook) and "CAP_SYS_ADMIN" not in privilege.held():
+            return f"without CAP_SYS_ADMIN the types of {hook}'s module cannot be had"
         wanted = next((v[program] for v in VARIANTS if program in v), None)
         if wanted is not None and kernel.arguments(hook, probe.modules) != wanted:
             return f"this kernel has another form of the tracepoint {hook}"

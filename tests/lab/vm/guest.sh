@@ -94,8 +94,10 @@ mkfs.ext4 -q -O ^has_journal /dev/mapper/secret
 mount -t ext4 /dev/mapper/secret /run/crypt || end "no LUKS"
 head -c 4194304 /run/exp/model.gguf >/run/crypt/new
 mv /run/crypt/new /run/crypt/model.gguf
-dmsetup create slow --table "0 $(blockdev --getsz $plain) delay $plain 0 400"
-mount -t ext4 -o ro /dev/mapper/slow /run/delay || end "no delay"
+{
+    dmsetup create slow --table "0 $(blockdev --getsz $plain) delay $plain 0 1000" &&
+        mount -t ext4 -o ro /dev/mapper/slow /run/delay || end "no delay"
+} &
 
 # The module of SMB comes while recording runs, as with a share that is mounted then. What hooks it holds it.
 await 300 test -e /run/results/armed

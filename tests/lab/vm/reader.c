@@ -1,7 +1,7 @@
 /* What is recorded in the VM: reads files as told and says when, with the kernel's counters around it.
  *
  *   reader steps OUT STEP...     a STEP is NAME,PATH,MODE,READAHEAD_KIB; MODE: read, small, mmap, serve, or
- *                                some (every 16th page, advised as random)
+ *                                some (every 32nd page, advised as random)
  *   reader serve PATH PORT       loads PATH as a server would, then listens
  *   reader patch PATH PORT       the same by a private map, of which every page is written to
  *   reader hang PATH             reads a bit every 20 ms, for ever
@@ -180,7 +180,7 @@ static void step(const char *self, const char *out, char *text)
     if (!strcmp(mode, "mmap"))
         map_all(path, 1, MADV_NORMAL);
     else if (!strcmp(mode, "some"))
-        map_all(path, 16, MADV_RANDOM);
+        map_all(path, 32, MADV_RANDOM);
     else if (!strcmp(mode, "serve"))
         serve_in_child(self, path);
     else
