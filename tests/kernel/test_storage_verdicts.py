@@ -3,6 +3,8 @@ experiment (the same file by MADV_RANDOM mmap and by plain reads), and what acqu
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import subprocess
 import time
@@ -12,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from conftest import unsupported
@@ -158,16 +161,31 @@ def test_a_warm_load_is_what_the_cache_did(tmp_path: Path) -> None:
     assert weights_of(request).bytes_from_storage == 0
 
 
+@contextmanager
+def kept_cached(path: Path) -> Iterator[None]:
+    """All of a file in the page cache, locked: a kernel may let go what nobody uses."""
+    with path.open("rb") as file:
+        pages = mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
+    address = ctypes.c_void_p(np.frombuffer(pages, np.uint8).ctypes.data)
+    libc, size = ctypes.CDLL(None, use_errno=True), ctypes.c_size_t(len(pages))
+    assert libc.mlock(address, size) == 0, os.strerror(ctypes.get_errno())
+    try:
+        yield
+    finally:
+        libc.munlock(address, size)
+        pages.close()
+
+
 def test_a_warm_map_that_is_slow_from_faults_alone(tmp_path: Path) -> None:
     """Every page of it is copied when it is written to: no storage, no wait, and yet slow."""
     model = tmp_path / "warm.gguf"
     with model.open("wb") as file:
         file.truncate(384 * MIB)  # a hole: its pages are in the cache all the same
-    model.read_bytes()
     reader, path = tmp_path / "reader", tmp_path / "faults.ttft"
     subprocess.run(["gcc", "-O2", "-o", str(reader), str(READER)], check=True)
-    seen = start_recording(path, "--", str(reader), "patch", str(model), str(pick_port()))
-    seen.process.wait(timeout=120)
+    with kept_cached(model):
+        seen = start_recording(path, "--", str(reader), "patch", str(model), str(pick_port()))
+        seen.process.wait(timeout=120)
     [start] = seen.report().starts
     weights = next(f for f in start.files if f.is_weights)
     assert weights.path == str(model)
