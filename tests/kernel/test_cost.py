@@ -8,11 +8,13 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 from kernel.support import Recording, recording, start_recording
-from ttftprof.events import LOST
+from ttftprof.events import LOST, Kind
+from ttftprof.recorder import TEXT_GAP_NS
 from workloads.cache import make_model
 from workloads.counted import started
 
@@ -63,6 +65,30 @@ def test_idle_costs_under_one_percent_of_a_core(model: Path, tmp_path: Path) -> 
             if shares[-1] < IDLE_SHARE_OF_A_CORE:
                 break
     assert min(shares) < IDLE_SHARE_OF_A_CORE, shares
+
+
+_STEADY = """
+import os, sys, time
+sys.stdin.readline()
+until = time.monotonic() + 1.5
+while time.monotonic() < until:
+    os.close(os.open(sys.argv[1], os.O_RDONLY))
+    time.sleep(0.0003)
+"""
+
+
+def test_a_busy_target_is_looked_at_no_more_often(model: Path, tmp_path: Path) -> None:
+    """Its rings are never empty; only one that fills up, and the first text, end a sleep early."""
+    steady = subprocess.Popen(
+        [sys.executable, "-c", _STEADY, str(model)], stdin=subprocess.PIPE, text=True
+    )
+    with recording(tmp_path / "steady.ttft", "--pid", str(steady.pid)) as seen:
+        steady.communicate("go\n", timeout=60)
+    with seen.reader() as reader:
+        looks = np.unique(reader.stream("threads")["ns"].astype(np.int64))
+        opens = np.count_nonzero(reader.stream("events")["kind"] == Kind.OPEN)
+    assert opens > 300
+    assert np.median(np.diff(looks)) > TEXT_GAP_NS / 2
 
 
 def cpu_s(process: psutil.Process) -> float:
