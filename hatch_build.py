@@ -5,6 +5,9 @@ is loaded, so that the kernel's types are read once and not per probe. hatchling
 wheels, which get the objects of every machine, and editable installs; `python hatch_build.py` does
 the same in place while a probe is being written. Only what is older than a source, a header or this
 file is rebuilt; what lost its source is removed.
+
+Everything is built in both dialects of compat.bpf.h; that for kernels without BTF lies in no_btf/,
+and what bcc compiles for it there is copied as it is.
 """
 
 import ctypes
@@ -23,6 +26,9 @@ ROOT = Path(__file__).resolve().parent
 PROBES = ROOT / "probes"
 OBJECTS = ROOT / "collector/ttftprof/kernel/objects"
 LINKED = "probes.bpf.o"
+KERNEL_TYPES = "types.bcc.c"  # compiled by bcc where it records
+# By folder below that of the machine
+DIALECTS: dict[str, list[str]] = {"": [], "no_btf": ["-DNO_KERNEL_BTF"]}
 # libbpf's names for the register layouts of PT_REGS_PARM and friends, by name of the machine
 TARGET_ARCHES = {"x86_64": "x86", "aarch64": "arm64"}
 # v3: atomics that return a value (kernel 5.12), which clang 14 does not emit by default
@@ -47,7 +53,17 @@ def build_objects(machine: str) -> list[Path]:
     """Brings every object for `machine` up to date and returns those that were rebuilt."""
     if machine not in TARGET_ARCHES:
         raise ProbeBuildError(f"no probes for {machine}, only {', '.join(TARGET_ARCHES)}")
-    folder = OBJECTS / machine
+    built = [o for d in DIALECTS for o in build_dialect(machine, d)]
+    types = OBJECTS / KERNEL_TYPES
+    if modified_ns(types) < modified_ns(PROBES / KERNEL_TYPES):
+        shutil.copyfile(PROBES / KERNEL_TYPES, types)
+        built.append(types)
+    return built
+
+
+def build_dialect(machine: str, dialect: str) -> list[Path]:
+    """One dialect's objects, brought up to date; those that were rebuilt."""
+    folder = OBJECTS / machine / dialect
     linked = folder / LINKED
     sources = {folder / f"{s.name.removesuffix('.c')}.o": s for s in PROBES.glob("*.bpf.c")}
     stale = set(folder.glob("*.bpf.o")) - set(sources) - {linked}
@@ -57,10 +73,11 @@ def build_objects(machine: str) -> list[Path]:
     outdated = [
         o for o, s in sorted(sources.items()) if modified_ns(o) <= max(shared_ns, modified_ns(s))
     ]
+    flags = [f"-D__TARGET_ARCH_{TARGET_ARCHES[machine]}", *DIALECTS[dialect]]
     if outdated:
         folder.mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(lambda o: compile_probe(sources[o], o, machine), outdated))
+            list(pool.map(lambda o: compile_probe(sources[o], o, flags), outdated))
     if sources and (stale or modified_ns(linked) < max(map(modified_ns, sources))):
         link_objects(sorted(sources), linked)
         outdated.append(linked)
@@ -93,15 +110,14 @@ def link_objects(objects: list[Path], target: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-def compile_probe(source: Path, target: Path, machine: str) -> None:
+def compile_probe(source: Path, target: Path, flags: list[str]) -> None:
     """Compiles one probe; `target` is replaced whole or left as it was."""
     clang = shutil.which("clang")
     if clang is None:
         raise ProbeBuildError("clang is not installed: apt-get install clang")
-    arch = TARGET_ARCHES[machine]
     partial = target.with_suffix(f".{os.getpid()}")
     try:
-        run([clang, *FLAGS, f"-D__TARGET_ARCH_{arch}", "-c", str(source), "-o", str(partial)])
+        run([clang, *FLAGS, *flags, "-c", str(source), "-o", str(partial)])
         if strip := shutil.which("llvm-strip"):
             run([strip, "--strip-debug", str(partial)])  # DWARF goes, BTF stays
         partial.replace(target)

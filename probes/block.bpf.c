@@ -106,19 +106,19 @@ static __always_inline void note_completed(struct in_flight *r)
 #define REQUEST_READ 0
 #define SECTOR_BYTES 512
 
-SEC("tp_btf/block_rq_issue")
+TRACEPOINT(block_rq_issue)
 int BPF_PROG(block__issue, struct request *rq)
 {
-	if ((rq->cmd_flags & REQUEST_OP_MASK) != REQUEST_READ)
+	if ((FIELD(rq, cmd_flags) & REQUEST_OP_MASK) != REQUEST_READ)
 		return 0;
 	struct in_flight r = {};
-	name_file(rq->bio, &r);
+	name_file(FIELD(rq, bio), &r);
 	struct thread_slot *t = current_slot();
 	if (!(r.ino && file_find(r.file_dev, r.ino)) && !t)
 		return 0;
 	u64 key = (u64)rq, id = bpf_get_current_pid_tgid();
 	struct in_flight *known = bpf_map_lookup_elem(&requests, &key);
-	if (known && known->sector == rq->__sector) { /* issued again: it began the first time */
+	if (known && known->sector == FIELD(rq, __sector)) { /* issued again: it began the first time */
 		if (!known->depth)
 			known->depth = depth_change(known->disk, 1) + 1;
 		return 0;
@@ -127,8 +127,8 @@ int BPF_PROG(block__issue, struct request *rq)
 		leave_disk(known);
 	r.tid = (u32)id;
 	r.tgid = id >> 32;
-	r.bytes = rq->__data_len;
-	r.sector = rq->__sector;
+	r.bytes = FIELD(rq, __data_len);
+	r.sector = FIELD(rq, __sector);
 	r.disk = BPF_CORE_READ(rq, part, bd_dev);
 	r.depth = depth_change(r.disk, 1) + 1;
 	r.start_ns = bpf_ktime_get_ns();
@@ -140,7 +140,7 @@ int BPF_PROG(block__issue, struct request *rq)
 }
 
 /* The disk, or its driver, could not take it now. */
-SEC("tp_btf/block_rq_requeue")
+TRACEPOINT(block_rq_requeue)
 int BPF_PROG(block__requeue, struct request *rq)
 {
 	u64 key = (u64)rq;
@@ -151,7 +151,7 @@ int BPF_PROG(block__requeue, struct request *rq)
 	return 0;
 }
 
-SEC("tp_btf/block_rq_complete")
+TRACEPOINT(block_rq_complete)
 int BPF_PROG(block__complete, struct request *rq, int error, unsigned int bytes)
 {
 	u64 key = (u64)rq;
@@ -160,7 +160,7 @@ int BPF_PROG(block__complete, struct request *rq, int error, unsigned int bytes)
 	if (!r)
 		return 0;
 	/* A request may complete in parts: the last one counts. */
-	if (bytes < rq->__data_len)
+	if (bytes < FIELD(rq, __data_len))
 		return 0;
 	struct control *c = the_control();
 	if (c) {
@@ -172,10 +172,10 @@ int BPF_PROG(block__complete, struct request *rq, int error, unsigned int bytes)
 	return 0;
 }
 
-SEC("tp_btf/block_bio_queue")
+TRACEPOINT(block_bio_queue)
 int BPF_PROG(block__submitted, struct bio *bio)
 {
-	if ((bio->bi_opf & REQUEST_OP_MASK) != REQUEST_READ)
+	if ((FIELD(bio, bi_opf) & REQUEST_OP_MASK) != REQUEST_READ)
 		return 0;
 	struct gendisk *disk = BPF_CORE_READ(bio, bi_bdev, bd_disk);
 	if (!disk || !BPF_CORE_READ(disk, fops, submit_bio))
@@ -185,8 +185,8 @@ int BPF_PROG(block__submitted, struct bio *bio)
 	if (!(r.ino && file_find(r.file_dev, r.ino)) && !current_slot())
 		return 0;
 	u64 key = (u64)bio, id = bpf_get_current_pid_tgid();
-	r.bytes = bio->bi_iter.bi_size;
-	r.sector = bio->bi_iter.bi_sector;
+	r.bytes = FIELD(bio, bi_iter.bi_size);
+	r.sector = FIELD(bio, bi_iter.bi_sector);
 	/* What is left of one that was split is submitted again: it keeps its beginning. */
 	struct in_flight *whole = bpf_map_lookup_elem(&submitted, &key);
 	if (whole && whole->sector < r.sector &&
@@ -204,7 +204,7 @@ int BPF_PROG(block__submitted, struct bio *bio)
 	return 0;
 }
 
-SEC("tp_btf/block_bio_complete")
+TRACEPOINT(block_bio_complete)
 int BPF_PROG(block__done, struct request_queue *queue, struct bio *bio)
 {
 	u64 key = (u64)bio;

@@ -1,11 +1,46 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Every kernel difference the probes meet, each with what caused it. */
+/*
+ * Every kernel difference the probes meet, each with what caused it; and the two
+ * dialects that the probes are compiled in.
+ *
+ * A kernel with BTF checks the types of the objects it passes to a program, so a
+ * field is read in place, and a thread's membership lies in the thread. A kernel
+ * without (NO_KERNEL_BTF) passes bare numbers: each field is copied out, membership
+ * is a table by thread id, and what iterators would walk is walked by hand. The
+ * layouts, which BTF would tell, are then compiled from the kernel's headers
+ * (types.bcc.c).
+ */
 #pragma once
 
 #include "kernel.h"
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_tracing.h>
+
+#ifdef NO_KERNEL_BTF
+#define TRACEPOINT(name) SEC("raw_tp/" #name)
+#define FIELD(object, ...) BPF_CORE_READ(object, __VA_ARGS__)
+#define FIELD_BITS(object, field) BPF_CORE_READ_BITFIELD_PROBED(object, field)
+#define FUNCTION(name) SEC("kprobe/" #name)
+#if defined(__TARGET_ARCH_x86)
+#define PASSED_1(ctx) (((struct pt_regs *)(ctx))->di)
+#define PASSED_2(ctx) (((struct pt_regs *)(ctx))->si)
+#elif defined(__TARGET_ARCH_arm64)
+#define PASSED_1(ctx) (((struct pt_regs *)(ctx))->regs[0])
+#define PASSED_2(ctx) (((struct pt_regs *)(ctx))->regs[1])
+#endif
+#else
+#define TRACEPOINT(name) SEC("tp_btf/" #name)
+#define FIELD_1(object, a) ((object)->a)
+#define FIELD_2(object, a, b) ((object)->a->b)
+#define FIELD(object, ...) ___bpf_apply(FIELD_, ___bpf_narg(__VA_ARGS__))(object, __VA_ARGS__)
+#define FIELD_3(object, a, b, c) ((object)->a->b->c)
+#define FIELD_BITS(object, field) BPF_CORE_READ_BITFIELD(object, field)
+/* A kernel that lacks a tracepoint may let its function be looked at on entry. */
+#define FUNCTION(name) SEC("fentry/" #name)
+#define PASSED_1(ctx) (((u64 *)(ctx))[0])
+#define PASSED_2(ctx) (((u64 *)(ctx))[1])
+#endif
 
 #define TASK_DEAD_BIT 0x80
 #define TASK_UNINTERRUPTIBLE_BIT 0x02
@@ -20,7 +55,7 @@ struct task_struct___before_5_14 {
 static __always_inline u32 task_state(struct task_struct *task)
 {
 	if (bpf_core_field_exists(task->__state))
-		return task->__state;
+		return FIELD(task, __state);
 	return BPF_CORE_READ((struct task_struct___before_5_14 *)task, state);
 }
 
@@ -59,12 +94,27 @@ static __always_inline u64 folio_pages(struct folio *folio)
 	return order < 20 ? 1UL << order : 1;
 }
 
+/* page::compound_head is called compound_info by 7.3. Of a tail page it is the head's
+ * address plus one, or, then, a mask plus one that makes it of the tail's address; no
+ * page of any architecture is described in the last GiB of addresses. */
+struct page___with_info {
+	unsigned long compound_info;
+} __attribute__((preserve_access_index));
+
+#define LEAST_MASK (-1UL << 30)
+
 /* The head of a compound page, so that its mapping can be trusted. */
 static __always_inline struct page *page_head(struct page *page)
 {
-	unsigned long head = BPF_CORE_READ(page, compound_head);
+	unsigned long head;
 
-	return head & 1 ? (struct page *)(head - 1) : page;
+	if (bpf_core_field_exists(page->compound_head))
+		head = BPF_CORE_READ(page, compound_head);
+	else
+		head = BPF_CORE_READ((struct page___with_info *)page, compound_info);
+	if (!(head & 1))
+		return page;
+	return (struct page *)(head >= LEAST_MASK ? (u64)page & (head - 1) : head - 1);
 }
 
 /* FUSE keeps folios since 6.13, pages before. */
@@ -115,25 +165,54 @@ static __always_inline struct kernfs_node *cgroup_above(struct kernfs_node *node
 	return BPF_CORE_READ((struct kernfs_node___before_6_15 *)node, parent);
 }
 
+#ifdef NO_KERNEL_BTF
+static __always_inline struct task_struct *current_task(void)
+{
+	return (struct task_struct *)bpf_get_current_task();
+}
+
+/* Compiled from the headers: no type tells these. */
+enum kernel_stack { KERNEL_STACK_BYTES = 1, KERNEL_STACK_PADDING = 2 };
+
+/* Of its last way into the kernel from user space: they stand at the top of its stack. */
+static __always_inline struct pt_regs *task_regs(struct task_struct *task)
+{
+	u64 top = (u64)FIELD(task, stack) + bpf_core_enum_value(enum kernel_stack, KERNEL_STACK_BYTES);
+
+	return (struct pt_regs *)(top - bpf_core_enum_value(enum kernel_stack, KERNEL_STACK_PADDING) -
+				  bpf_core_type_size(struct pt_regs));
+}
+#else
+static __always_inline struct task_struct *current_task(void)
+{
+	return bpf_get_current_task_btf();
+}
+
+static __always_inline struct pt_regs *task_regs(struct task_struct *task)
+{
+	return (struct pt_regs *)bpf_task_pt_regs(task);
+}
+#endif
+
 /* System call number and arguments, as they still stand in the registers when
  * the call returns. */
 #if defined(__TARGET_ARCH_x86)
-#define REGS_NR(regs) ((s64)(regs)->orig_ax)
-#define REGS_ARG0(regs) ((regs)->di)
-#define REGS_ARG1(regs) ((regs)->si)
-#define REGS_ARG2(regs) ((regs)->dx)
-#define REGS_ARG3(regs) ((regs)->r10)
-#define REGS_ARG4(regs) ((regs)->r8)
-#define REGS_ARG5(regs) ((regs)->r9)
+#define REGS_NR(regs) ((s64)FIELD(regs, orig_ax))
+#define REGS_ARG0(regs) FIELD(regs, di)
+#define REGS_ARG1(regs) FIELD(regs, si)
+#define REGS_ARG2(regs) FIELD(regs, dx)
+#define REGS_ARG3(regs) FIELD(regs, r10)
+#define REGS_ARG4(regs) FIELD(regs, r8)
+#define REGS_ARG5(regs) FIELD(regs, r9)
 #define O_DIRECT_FLAG 040000
 #elif defined(__TARGET_ARCH_arm64)
-#define REGS_NR(regs) ((s64)(regs)->syscallno)
-#define REGS_ARG0(regs) ((regs)->orig_x0)
-#define REGS_ARG1(regs) ((regs)->regs[1])
-#define REGS_ARG2(regs) ((regs)->regs[2])
-#define REGS_ARG3(regs) ((regs)->regs[3])
-#define REGS_ARG4(regs) ((regs)->regs[4])
-#define REGS_ARG5(regs) ((regs)->regs[5])
+#define REGS_NR(regs) ((s64)FIELD(regs, syscallno))
+#define REGS_ARG0(regs) FIELD(regs, orig_x0)
+#define REGS_ARG1(regs) FIELD(regs, regs[1])
+#define REGS_ARG2(regs) FIELD(regs, regs[2])
+#define REGS_ARG3(regs) FIELD(regs, regs[3])
+#define REGS_ARG4(regs) FIELD(regs, regs[4])
+#define REGS_ARG5(regs) FIELD(regs, regs[5])
 #define O_DIRECT_FLAG 0200000
 #endif
 
@@ -141,9 +220,9 @@ static __always_inline struct kernfs_node *cgroup_above(struct kernfs_node *node
  * worker of io_uring, whose registers are a copy of those of the call that made it. */
 static __always_inline s64 task_syscall(struct task_struct *task)
 {
-	if (task->flags & PF_IO_WORKER)
+	if (FIELD(task, flags) & PF_IO_WORKER)
 		return -1;
-	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
+	struct pt_regs *regs = task_regs(task);
 
 	return regs ? REGS_NR(regs) : -1;
 }

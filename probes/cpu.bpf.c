@@ -44,14 +44,14 @@ static __always_inline u32 kernel_mode(void *ctx)
 SEC("perf_event")
 int cpu__tick(struct bpf_perf_event_data *ctx)
 {
-	struct task_struct *task = bpf_get_current_task_btf();
+	struct task_struct *task = current_task();
 	struct thread_slot *t = slot_of(task);
 
 	if (!t)
 		return 0;
-	t->min_flt = task->min_flt;
-	t->maj_flt = task->maj_flt;
-	t->cpu_ns = task->se.sum_exec_runtime;
+	t->min_flt = FIELD(task, min_flt);
+	t->maj_flt = FIELD(task, maj_flt);
+	t->cpu_ns = FIELD(task, se.sum_exec_runtime);
 	u32 mode = kernel_mode(ctx);
 	if (mode < CPU_MODES)
 		t->samples[mode]++;

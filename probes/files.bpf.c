@@ -54,11 +54,11 @@ static __always_inline void send_path(const void *user_path, u32 folder, struct 
 		lose(LOST_TEXTS);
 }
 
-static __always_inline int note_held(struct task_struct *task, struct file *file, u16 is_open)
+static __always_inline int note_held(u32 tid, u32 tgid, struct file *file, u16 is_open)
 {
 	struct inode_facts facts;
 
-	if (!task || !file || !slot_of(task) || file_mode(file) != MODE_REGULAR)
+	if (file_mode(file) != MODE_REGULAR)
 		return 0;
 	inode_read(file_cache_inode(file), &facts);
 	if (facts.size_bytes < settings.min_file_bytes)
@@ -69,8 +69,8 @@ static __always_inline int note_held(struct task_struct *task, struct file *file
 	struct event *e = event_begin(EVENT_HELD, bpf_ktime_get_ns());
 	if (!e)
 		return 0;
-	e->tid = task->pid;
-	e->tgid = task->tgid;
+	e->tid = tid;
+	e->tgid = tgid;
 	e->dev = facts.dev;
 	e->ino = facts.ino;
 	e->a = facts.size_bytes;
@@ -82,19 +82,36 @@ static __always_inline int note_held(struct task_struct *task, struct file *file
 
 /* What the target had mapped and open before recording began, and how much of it
  * is in the page cache. Run once, after the members are seeded. */
+#ifdef NO_KERNEL_BTF
+/* The collector finds such a file in /proc, takes hold of it without opening it
+ * (O_PATH), and runs this for its own descriptor. */
+SEC("raw_tp")
+int BPF_PROG(files__held, u64 fd, u64 tgid, u64 is_open)
+{
+	return note_held(tgid, tgid, fd_file(fd), is_open);
+}
+#else
 SEC("iter/task_vma")
 int files__held_maps(struct bpf_iter__task_vma *ctx)
 {
+	struct task_struct *task = ctx->task;
 	struct vm_area_struct *vma = ctx->vma;
 
-	return vma ? note_held(ctx->task, vma->vm_file, 0) : 0;
+	if (task && vma && slot_of(task))
+		note_held(task->pid, task->tgid, vma->vm_file, 0);
+	return 0;
 }
 
 SEC("iter/task_file")
 int files__held_files(struct bpf_iter__task_file *ctx)
 {
-	return note_held(ctx->task, ctx->file, 1);
+	struct task_struct *task = ctx->task;
+
+	if (task && slot_of(task))
+		note_held(task->pid, task->tgid, ctx->file, 1);
+	return 0;
 }
+#endif
 
 /* Eight characters of a path as a number; every target is little-endian. */
 #define WORD(a, b, c, d, e, f, g, h)                                                     \
@@ -210,7 +227,7 @@ static __always_inline void note_cache(const void *user_path, u64 open_flags, lo
 		lose(LOST_TEXTS);
 }
 
-SEC("tp_btf/sys_exit")
+TRACEPOINT(sys_exit)
 int BPF_PROG(files__open, struct pt_regs *regs, long ret)
 {
 	struct thread_slot *t = current_slot();
@@ -265,7 +282,7 @@ static __always_inline bool is_common(u32 dev)
 }
 
 /* A slow ioctl on a device: what a driver without tracepoints or symbols shows. */
-SEC("tp_btf/sys_exit")
+TRACEPOINT(sys_exit)
 int BPF_PROG(files__device, struct pt_regs *regs, long ret)
 {
 	struct thread_slot *t = current_slot();
@@ -289,7 +306,7 @@ int BPF_PROG(files__device, struct pt_regs *regs, long ret)
 	return 0;
 }
 
-SEC("tp_btf/sys_exit")
+TRACEPOINT(sys_exit)
 int BPF_PROG(files__mmap, struct pt_regs *regs, long ret)
 {
 	struct thread_slot *t = current_slot();
@@ -332,7 +349,7 @@ int BPF_PROG(files__mmap, struct pt_regs *regs, long ret)
 	return 0;
 }
 
-SEC("tp_btf/sys_exit")
+TRACEPOINT(sys_exit)
 int BPF_PROG(files__munmap, struct pt_regs *regs, long ret)
 {
 	struct thread_slot *t = current_slot();
@@ -402,7 +419,7 @@ static __always_inline void advise_file(struct pt_regs *regs, struct thread_slot
 	event_end(e);
 }
 
-SEC("tp_btf/sys_exit")
+TRACEPOINT(sys_exit)
 int BPF_PROG(files__advise, struct pt_regs *regs, long ret)
 {
 	struct thread_slot *t = current_slot();
@@ -448,7 +465,7 @@ static __always_inline u64 add_to_run(struct file_slot *f, u64 bytes, u64 began,
 	return run;
 }
 
-SEC("tp_btf/sys_exit")
+TRACEPOINT(sys_exit)
 int BPF_PROG(files__read, struct pt_regs *regs, long ret)
 {
 	struct thread_slot *t = current_slot();

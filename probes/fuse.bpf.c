@@ -32,17 +32,15 @@ static __always_inline struct inode *inode_of_call(struct fuse_args *args)
 	return io ? BPF_CORE_READ(io, iocb, ki_filp, f_inode) : 0;
 }
 
-SEC("tp_btf/fuse_request_send")
-int BPF_PROG(fuse__send, struct fuse_req *req)
+/* What names a request: itself, or, where only its arguments are at hand yet, those. */
+static __always_inline int begin(u64 name, struct fuse_args *args)
 {
+	struct remote_key key = {.what = name};
 	struct fuse_read_in in = {};
 	struct inode_facts file;
 	u16 flags = REMOTE_FUSE;
 
-	if (!req)
-		return 0;
-	struct fuse_args *args = req->args;
-	if (args->opcode != FUSE_READ)
+	if (FIELD(args, opcode) != FUSE_READ)
 		return 0;
 	struct inode *inode = inode_of_call(args);
 	if (inode)
@@ -54,31 +52,64 @@ int BPF_PROG(fuse__send, struct fuse_req *req)
 	inode_read(inode, &file);
 	if (!remote_wanted(file.dev, file.ino))
 		return 0;
-	if (bpf_probe_read_kernel(&in, sizeof(in), args->in_args[0].value))
+	if (bpf_probe_read_kernel(&in, sizeof(in), FIELD(args, in_args[0].value)))
 		return 0;
-	struct remote_key key = {.what = (u64)req};
 	remote_begin(&key, &file, in.offset, in.size, flags);
 	return 0;
 }
 
-SEC("tp_btf/fuse_request_end")
-int BPF_PROG(fuse__end, struct fuse_req *req)
+static __always_inline int end(u64 name, struct fuse_req *req)
 {
-	struct remote_key key = {.what = (u64)req};
-
-	if (!req)
-		return 0;
-	u32 length = req->out.h.len;
+	struct remote_key key = {.what = name};
+	u32 length = FIELD(req, out.h.len);
 	u32 head = bpf_core_type_size(struct fuse_out_header);
 
-	remote_end(&key, length > head ? length - head : 0, req->out.h.error ? REMOTE_FAILED : 0);
+	remote_end(&key, length > head ? length - head : 0,
+		   FIELD(req, out.h.error) ? REMOTE_FAILED : 0);
 	return 0;
 }
 
-SEC("tp_btf/page_cache_ra_unbounded")
+TRACEPOINT(fuse_request_send)
+int BPF_PROG(fuse__send, struct fuse_req *req)
+{
+	return req ? begin((u64)req, FIELD(req, args)) : 0;
+}
+
+TRACEPOINT(fuse_request_end)
+int BPF_PROG(fuse__end, struct fuse_req *req)
+{
+	return req ? end((u64)req, req) : 0;
+}
+
+/* Before 6.11: what waits for its answer, and what does not. */
+FUNCTION(fuse_simple_request)
+int fuse__wait_entry(void *ctx)
+{
+	struct fuse_args *args = (struct fuse_args *)PASSED_2(ctx);
+
+	return begin((u64)args, args);
+}
+
+FUNCTION(fuse_simple_background)
+int fuse__send_entry(void *ctx)
+{
+	struct fuse_args *args = (struct fuse_args *)PASSED_2(ctx);
+
+	return begin((u64)args, args);
+}
+
+FUNCTION(fuse_request_end)
+int fuse__end_entry(void *ctx)
+{
+	struct fuse_req *req = (struct fuse_req *)PASSED_1(ctx);
+
+	return end((u64)FIELD(req, args), req);
+}
+
+TRACEPOINT(page_cache_ra_unbounded)
 int BPF_PROG(fuse__readahead, struct inode *inode, unsigned long index, unsigned long pages)
 {
-	if (inode->i_sb->s_magic == MAGIC_FUSE)
-		count_readahead(inode->i_sb->s_dev, inode->i_ino, pages);
+	if (FIELD(inode, i_sb, s_magic) == MAGIC_FUSE)
+		count_readahead(FIELD(inode, i_sb, s_dev), FIELD(inode, i_ino), pages);
 	return 0;
 }

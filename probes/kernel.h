@@ -143,7 +143,12 @@ typedef struct {
 	int counter;
 } atomic_t;
 
+struct list_head {
+	struct list_head *next;
+};
+
 struct signal_struct {
+	struct list_head thread_head;
 	atomic_t live;
 	unsigned int flags;
 };
@@ -166,6 +171,9 @@ struct css_set {
 };
 
 struct task_struct {
+	void *stack;
+	struct list_head tasks;
+	struct list_head thread_node;
 	unsigned int __state;
 	unsigned int flags;
 	int on_rq;
@@ -198,6 +206,10 @@ struct bpf_iter__task {
 
 struct vm_area_struct {
 	struct file *vm_file;
+};
+
+struct vm_fault {
+	struct vm_area_struct *vma;
 };
 
 struct bpf_iter__task_vma {

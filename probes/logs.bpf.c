@@ -3,7 +3,7 @@
  * times, or with times of a clock of their own. */
 #include "text.bpf.h"
 
-SEC("tp_btf/sys_exit")
+TRACEPOINT(sys_exit)
 int BPF_PROG(logs__write, struct pt_regs *regs, long ret)
 {
 	struct thread_slot *t = current_slot();

@@ -7,7 +7,7 @@
 
 static __always_inline bool has_own_hooks(struct inode *inode)
 {
-	u64 magic = inode->i_sb->s_magic;
+	u64 magic = FIELD(inode, i_sb, s_magic);
 
 	return magic == MAGIC_SMB2 || magic == MAGIC_CIFS;
 }
@@ -31,7 +31,7 @@ static __always_inline bool is_from_server(struct netfs_io_subrequest *part)
 	       bpf_core_enum_value(enum netfs_io_source, NETFS_DOWNLOAD_FROM_SERVER);
 }
 
-SEC("tp_btf/netfs_sreq")
+TRACEPOINT(netfs_sreq)
 int BPF_PROG(netfs__part, struct netfs_io_subrequest *part, u32 what)
 {
 	struct remote_key key = {.what = (u64)part};
@@ -44,18 +44,18 @@ int BPF_PROG(netfs__part, struct netfs_io_subrequest *part, u32 what)
 
 		if (!r)
 			return 0;
-		r->bytes = part->len; /* may have been cut since it began */
+		r->bytes = FIELD(part, len); /* may have been cut since it began */
 		if (is_from_server(part))
-			remote_end(&key, part->transferred, error < 0 ? REMOTE_FAILED : 0);
+			remote_end(&key, FIELD(part, transferred), error < 0 ? REMOTE_FAILED : 0);
 		else
 			bpf_map_delete_elem(&remotes, &key);
 		return 0;
 	}
 	if (!is_beginning(what))
 		return 0;
-	struct inode *inode = part->rreq->inode;
-	struct inode_facts file = {.ino = inode->i_ino, .dev = inode->i_sb->s_dev};
+	struct inode *inode = FIELD(part, rreq, inode);
+	struct inode_facts file = {.ino = FIELD(inode, i_ino), .dev = FIELD(inode, i_sb, s_dev)};
 	if (!has_own_hooks(inode) && remote_wanted(file.dev, file.ino))
-		remote_begin(&key, &file, part->start, part->len, REMOTE_NETFS);
+		remote_begin(&key, &file, FIELD(part, start), FIELD(part, len), REMOTE_NETFS);
 	return 0;
 }

@@ -16,15 +16,15 @@ static __always_inline void begin_read(struct nfs_pgio_header *hdr, u64 done)
 
 	if (!hdr)
 		return;
-	struct inode *inode = hdr->inode;
-	struct inode_facts file = {.ino = inode->i_ino, .dev = inode->i_sb->s_dev};
+	struct inode *inode = FIELD(hdr, inode);
+	struct inode_facts file = {.ino = FIELD(inode, i_ino), .dev = FIELD(inode, i_sb, s_dev)};
 
 	if (remote_wanted(file.dev, file.ino))
-		remote_begin(&key, &file, hdr->args.offset + done, hdr->args.count - done,
-			     REMOTE_NFS | (hdr->dreq ? REMOTE_DIRECT : 0));
+		remote_begin(&key, &file, FIELD(hdr, args.offset) + done, FIELD(hdr, args.count) - done,
+			     REMOTE_NFS | (FIELD(hdr, dreq) ? REMOTE_DIRECT : 0));
 }
 
-SEC("tp_btf/nfs_initiate_read")
+TRACEPOINT(nfs_initiate_read)
 int BPF_PROG(nfs__initiate, struct nfs_pgio_header *hdr)
 {
 	begin_read(hdr, 0);
@@ -33,51 +33,51 @@ int BPF_PROG(nfs__initiate, struct nfs_pgio_header *hdr)
 
 /* Told of every RPC; only reads that are followed are in the map. Comes before the
  * read's own end. */
-SEC("tp_btf/rpc_stats_latency")
+TRACEPOINT(rpc_stats_latency)
 int BPF_PROG(nfs__latency, struct rpc_task *task, u64 backlog, u64 rtt, u64 execute)
 {
 	struct remote_key key = {};
 
 	if (!task)
 		return 0;
-	key.what = (u64)task->tk_calldata;
+	key.what = (u64)FIELD(task, tk_calldata);
 	struct remote_request *r = bpf_map_lookup_elem(&remotes, &key);
 	if (!r)
 		return 0;
-	struct rpc_rqst *rqst = task->tk_rqstp;
+	struct rpc_rqst *rqst = FIELD(task, tk_rqstp);
 	r->queue_ns += backlog;
 	r->wire_ns += rtt;
 	r->execute_ns += execute;
-	r->times_sent += rqst ? rqst->rq_ntrans : 0;
+	r->times_sent += rqst ? FIELD(rqst, rq_ntrans) : 0;
 	return 0;
 }
 
-SEC("tp_btf/nfs_readpage_done")
+TRACEPOINT(nfs_readpage_done)
 int BPF_PROG(nfs__done, struct rpc_task *task, struct nfs_pgio_header *hdr)
 {
 	struct remote_key key = {.what = (u64)hdr};
 
 	if (hdr)
-		remote_end(&key, hdr->res.count, hdr->error ? REMOTE_FAILED : 0);
+		remote_end(&key, FIELD(hdr, res.count), FIELD(hdr, error) ? REMOTE_FAILED : 0);
 	return 0;
 }
 
 /* The server gave less than asked for: the rest is asked again, without the hook
  * that began it. Comes right after the read's end. */
-SEC("tp_btf/nfs_readpage_short")
+TRACEPOINT(nfs_readpage_short)
 int BPF_PROG(nfs__short, struct rpc_task *task, struct nfs_pgio_header *hdr)
 {
-	u32 got = hdr ? hdr->res.count : 0;
+	u32 got = hdr ? FIELD(hdr, res.count) : 0;
 
-	if (got && got < hdr->args.count)
+	if (got && got < FIELD(hdr, args.count))
 		begin_read(hdr, got);
 	return 0;
 }
 
-SEC("tp_btf/nfs_aop_readahead")
+TRACEPOINT(nfs_aop_readahead)
 int BPF_PROG(nfs__readahead, struct inode *inode, long long position, unsigned int pages)
 {
 	if (inode)
-		count_readahead(inode->i_sb->s_dev, inode->i_ino, pages);
+		count_readahead(FIELD(inode, i_sb, s_dev), FIELD(inode, i_ino), pages);
 	return 0;
 }

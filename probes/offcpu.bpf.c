@@ -11,7 +11,7 @@ static __always_inline u32 refine_read(struct task_struct *task, struct thread_s
 {
 	if (reason != WAIT_PIPE)
 		return reason;
-	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
+	struct pt_regs *regs = task_regs(task);
 	u16 mode = file_mode(fd_file(REGS_ARG0(regs)));
 	if (mode == MODE_SOCKET)
 		return WAIT_NETWORK;
@@ -36,7 +36,7 @@ static __always_inline void name_read_file(struct task_struct *task, struct thre
 
 	if (call != CALL_READ && call != CALL_PREAD && call != CALL_READV && call != CALL_PREADV)
 		return;
-	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
+	struct pt_regs *regs = task_regs(task);
 	struct file *file = fd_file(REGS_ARG0(regs));
 	struct inode *host = file ? file_cache_inode(file) : 0;
 	if (!host)
@@ -47,9 +47,9 @@ static __always_inline void name_read_file(struct task_struct *task, struct thre
 
 static __always_inline void note_counters(struct task_struct *task, struct thread_slot *t)
 {
-	t->min_flt = task->min_flt;
-	t->maj_flt = task->maj_flt;
-	t->cpu_ns = task->se.sum_exec_runtime;
+	t->min_flt = FIELD(task, min_flt);
+	t->maj_flt = FIELD(task, maj_flt);
+	t->cpu_ns = FIELD(task, se.sum_exec_runtime);
 }
 
 static __always_inline void ends_submit(struct thread_slot *last)
@@ -61,7 +61,7 @@ static __always_inline void ends_submit(struct thread_slot *last)
 
 static __always_inline void last_words(struct task_struct *task, struct thread_slot *t, u64 now)
 {
-	struct membership *m = bpf_task_storage_get(&members, task, 0, 0);
+	struct membership *m = membership_of(task);
 	struct event *e = event_begin(EVENT_THREAD_END, t->since_ns);
 
 	if (e) {
@@ -84,7 +84,7 @@ static __always_inline void last_words(struct task_struct *task, struct thread_s
 	if (!m)
 		return;
 	u32 slot = m->slot;
-	bpf_task_storage_delete(&members, task);
+	membership_end(task);
 	bpf_map_push_elem(&free_threads, &slot, BPF_ANY);
 }
 
@@ -173,16 +173,16 @@ static __always_inline int switched(struct task_struct *prev, struct task_struct
  * on another CPU may change a task's state while it is switched off, so what it was
  * comes with the hook since 5.18 (fa2c3254d7cf). Before, whether the task was left
  * on the run queue tells a sleep from a preemption. */
-SEC("tp_btf/sched_switch")
+TRACEPOINT(sched_switch)
 int BPF_PROG(offcpu__switch, bool preempted, struct task_struct *prev, struct task_struct *next,
 	     unsigned int prev_state)
 {
 	return switched(prev, next, preempted ? 0 : prev_state);
 }
 
-SEC("tp_btf/sched_switch")
+TRACEPOINT(sched_switch)
 int BPF_PROG(offcpu__switch_before_5_18, bool preempted, struct task_struct *prev,
 	     struct task_struct *next)
 {
-	return switched(prev, next, preempted || prev->on_rq ? 0 : task_state(prev));
+	return switched(prev, next, preempted || FIELD(prev, on_rq) ? 0 : task_state(prev));
 }

@@ -54,10 +54,10 @@ static __always_inline bool is_filled(u32 word, u64 index, u64 pages)
 static __always_inline struct piece_key piece_of(struct inode *host, u64 index)
 {
 	struct piece_key key = {
-		.ino = host->i_ino,
-		.dev = host->i_sb->s_dev,
+		.ino = FIELD(host, i_ino),
+		.dev = FIELD(host, i_sb, s_dev),
 		.piece = index / PIECE_PAGES,
-		.generation = host->i_generation,
+		.generation = FIELD(host, i_generation),
 	};
 
 	return key;
@@ -115,19 +115,19 @@ static __always_inline u64 take_back(struct inode *host, u64 index, u64 pages)
 	return found;
 }
 
-SEC("tp_btf/mm_filemap_add_to_page_cache")
+TRACEPOINT(mm_filemap_add_to_page_cache)
 int BPF_PROG(pagecache__add, struct folio *folio)
 {
-	struct inode *host = folio->mapping->host;
-	u64 ino = host->i_ino;
-	u32 dev = host->i_sb->s_dev;
+	struct inode *host = FIELD(folio, mapping, host);
+	u64 ino = FIELD(host, i_ino);
+	u32 dev = FIELD(host, i_sb, s_dev);
 	struct file_slot *f = file_find(dev, ino);
 	struct thread_slot *t = current_slot();
 
 	if (!f) {
 		/* A file a target pulls in without having opened it before our eyes:
 		 * mapped before recording began, or reached through overlayfs. */
-		u64 size_bytes = host->i_size;
+		u64 size_bytes = FIELD(host, i_size);
 
 		if (!t || size_bytes < settings.min_file_bytes)
 			return 0;
@@ -136,8 +136,8 @@ int BPF_PROG(pagecache__add, struct folio *folio)
 			return 0;
 	}
 	u64 pages = folio_pages(folio);
-	u64 again = f->evicted_pages ? take_back(host, folio->index, pages) : 0;
-	f->cached_pages = folio->mapping->nrpages;
+	u64 again = f->evicted_pages ? take_back(host, FIELD(folio, index), pages) : 0;
+	f->cached_pages = FIELD(folio, mapping, nrpages);
 	if (t) {
 		__sync_fetch_and_add(&f->added_pages, pages);
 		if (again)
@@ -162,18 +162,18 @@ static __always_inline u64 take_off(u64 *counter, u64 pages)
 	return pages - taken;
 }
 
-SEC("tp_btf/mm_filemap_delete_from_page_cache")
+TRACEPOINT(mm_filemap_delete_from_page_cache)
 int BPF_PROG(pagecache__delete, struct folio *folio)
 {
-	struct address_space *mapping = folio->mapping;
-	struct inode *host = mapping->host;
-	struct file_slot *f = file_find(host->i_sb->s_dev, host->i_ino);
+	struct address_space *mapping = FIELD(folio, mapping);
+	struct inode *host = FIELD(mapping, host);
+	struct file_slot *f = file_find(FIELD(host, i_sb, s_dev), FIELD(host, i_ino));
 
 	if (!f)
 		return 0;
 	u64 pages = folio_pages(folio);
-	struct task_struct *task = bpf_get_current_task_btf();
-	f->cached_pages = mapping->nrpages;
+	struct task_struct *task = current_task();
+	f->cached_pages = FIELD(mapping, nrpages);
 	if (!folio_is_filled(folio)) {
 		/* Readahead that a file system broke off (FUSE, when its queue is full):
 		 * nothing came from storage for these pages. */
@@ -184,22 +184,36 @@ int BPF_PROG(pagecache__delete, struct folio *folio)
 		return 0;
 	}
 	__sync_fetch_and_add(&f->evicted_pages, pages);
-	if (task->flags & PF_MEMALLOC)
+	if (FIELD(task, flags) & PF_MEMALLOC)
 		__sync_fetch_and_add(&f->reclaimed_pages, pages);
-	note_gone(host, folio->index, pages);
+	note_gone(host, FIELD(folio, index), pages);
 	return 0;
 }
 
-/* read(), pread(), splice: one hit a batch of folios. */
-SEC("tp_btf/mm_filemap_get_pages")
-int BPF_PROG(pagecache__get, struct address_space *mapping)
+static __always_inline int asked_for(struct address_space *mapping)
 {
 	struct thread_slot *t = current_slot();
 
 	if (!t)
 		return 0;
-	struct file_slot *f = file_wanted(t, mapping->host);
+	struct file_slot *f = file_wanted(t, FIELD(mapping, host));
 	if (f)
 		file_touch(f);
 	return 0;
+}
+
+/* read(), pread(), splice: one hit a batch of folios. */
+TRACEPOINT(mm_filemap_get_pages)
+int BPF_PROG(pagecache__get, struct address_space *mapping)
+{
+	return asked_for(mapping);
+}
+
+/* Before 6.12, a read. */
+FUNCTION(filemap_read)
+int pagecache__get_entry(void *ctx)
+{
+	struct kiocb *call = (struct kiocb *)PASSED_1(ctx);
+
+	return asked_for(FIELD(call, ki_filp, f_mapping));
 }

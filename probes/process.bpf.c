@@ -59,7 +59,7 @@ struct {
 
 static __always_inline bool is_first_to_tell(struct task_struct *task)
 {
-	struct process_key key = {.start_ns = task->group_leader->start_time, .tgid = task->tgid};
+	struct process_key key = {.start_ns = FIELD(task, group_leader, start_time), .tgid = FIELD(task, tgid)};
 	u32 told = 1;
 
 	return bpf_map_update_elem(&ended, &key, &told, BPF_NOEXIST) != -EEXIST;
@@ -87,57 +87,117 @@ static __always_inline void note_leaving(u32 tgid)
 
 static __always_inline struct thread_slot *follow(struct task_struct *task)
 {
-	struct membership *m = bpf_task_storage_get(&members, task, 0, 0);
+	struct membership *m = membership_of(task);
 	struct control *c = the_control();
 	u32 slot = 0;
 
-	if (m || !c || task->tgid == settings.own_tgid)
+	if (m || !c || FIELD(task, tgid) == settings.own_tgid)
 		return 0;
 	if (bpf_map_pop_elem(&free_threads, &slot))
 		slot = __sync_fetch_and_add(&c->threads_used, 1);
 	struct thread_slot *t = bpf_map_lookup_elem(&threads, &slot);
 	struct membership fresh = {.slot = slot};
-	if (!t || !bpf_task_storage_get(&members, task, &fresh, BPF_LOCAL_STORAGE_GET_F_CREATE)) {
+	if (!t || !membership_begin(task, &fresh)) {
 		if (t)
 			bpf_map_push_elem(&free_threads, &slot, 0);
 		lose(LOST_THREADS);
 		return 0;
 	}
 	__builtin_memset(t, 0, sizeof(*t));
-	t->tid = task->pid;
-	t->tgid = task->tgid;
-	t->min_flt = task->min_flt;
-	t->maj_flt = task->maj_flt;
-	t->cpu_ns = task->se.sum_exec_runtime;
+	t->tid = FIELD(task, pid);
+	t->tgid = FIELD(task, tgid);
+	t->min_flt = FIELD(task, min_flt);
+	t->maj_flt = FIELD(task, maj_flt);
+	t->cpu_ns = FIELD(task, se.sum_exec_runtime);
 	t->off_syscall = -1;
 	t->since_ns = bpf_ktime_get_ns();
 	return t;
 }
 
+static __always_inline bool is_seed(struct task_struct *task)
+{
+	u32 tgid = FIELD(task, tgid);
+
+	return bpf_map_lookup_elem(&seeds, &tgid) != 0;
+}
+
+static __always_inline void seed(struct task_struct *task)
+{
+	u32 tgid = FIELD(task, tgid);
+	struct thread_slot *t = follow(task);
+	if (FIELD(task, pid) == tgid)
+		note_server(tgid, task->comm);
+	u32 state = task_state(task);
+	if (!t || !(state & TASK_ASLEEP_BITS))
+		return;
+	/* Asleep since before we looked: its wait begins, for us, now. */
+	t->off_syscall = task_syscall(task);
+	t->off_reason = wait_reason_of(task, state, t->off_syscall);
+	t->off_ns = t->since_ns;
+}
+
 /* Run once by the collector after the fork probe is on: a thread made meanwhile
  * is caught by one or the other. */
+#ifdef NO_KERNEL_BTF
+#define MOST_TASKS (1 << 22) /* PID_MAX_LIMIT */
+
+struct walk {
+	struct task_struct *first; /* of the processes */
+	struct task_struct *leader;
+	struct task_struct *thread;
+};
+
+static __always_inline struct task_struct *after_process(struct task_struct *task)
+{
+	return (void *)FIELD(task, tasks.next) - bpf_core_field_offset(struct task_struct, tasks);
+}
+
+/* 0 behind the last thread of the process. */
+static __always_inline struct task_struct *after_thread(struct task_struct *task)
+{
+	struct list_head *next = FIELD(task, thread_node.next);
+	void *head = (void *)FIELD(task, signal) + bpf_core_field_offset(struct signal_struct, thread_head);
+
+	if ((void *)next == head)
+		return 0;
+	return (void *)next - bpf_core_field_offset(struct task_struct, thread_node);
+}
+
+/* A callback of bpf_loop: one thread of a seed, or one process that is none. */
+static long walk_on(u32 index, struct walk *w)
+{
+	bool wanted = is_seed(w->leader);
+
+	if (wanted)
+		seed(w->thread);
+	w->thread = wanted ? after_thread(w->thread) : 0;
+	if (w->thread)
+		return 0;
+	w->leader = w->thread = after_process(w->leader);
+	return w->leader == w->first;
+}
+
+/* The lists are read under RCU, as the kernel does itself. */
+SEC("raw_tp")
+int process__seed(void *ctx)
+{
+	struct task_struct *own = FIELD(current_task(), group_leader);
+	struct walk w = {.first = own, .leader = own, .thread = own};
+
+	bpf_loop(MOST_TASKS, walk_on, &w, 0);
+	return 0;
+}
+#else
 SEC("iter/task")
 int process__seed(struct bpf_iter__task *ctx)
 {
 	struct task_struct *task = ctx->task;
 
-	if (!task)
-		return 0;
-	u32 tgid = task->tgid;
-	if (!bpf_map_lookup_elem(&seeds, &tgid))
-		return 0;
-	struct thread_slot *t = follow(task);
-	if (task->pid == task->tgid)
-		note_server(tgid, task->comm);
-	u32 state = task_state(task);
-	if (!t || !(state & TASK_ASLEEP_BITS))
-		return 0;
-	/* Asleep since before we looked: its wait begins, for us, now. */
-	t->off_syscall = task_syscall(task);
-	t->off_reason = wait_reason_of(task, state, t->off_syscall);
-	t->off_ns = t->since_ns;
+	if (task && is_seed(task))
+		seed(task);
 	return 0;
 }
+#endif
 
 static __always_inline void send_fork(struct task_struct *parent, struct task_struct *child, u16 flags)
 {
@@ -145,36 +205,37 @@ static __always_inline void send_fork(struct task_struct *parent, struct task_st
 
 	if (!e)
 		return;
-	e->tid = child->pid;
-	e->tgid = child->tgid;
-	e->a = parent->tgid;
-	e->b = parent->pid;
+	e->tid = FIELD(child, pid);
+	e->tgid = FIELD(child, tgid);
+	e->a = FIELD(parent, tgid);
+	e->b = FIELD(parent, pid);
 	e->flags = flags;
 	event_end(e);
 }
 
-SEC("tp_btf/sched_process_fork")
+TRACEPOINT(sched_process_fork)
 int BPF_PROG(process__fork, struct task_struct *parent, struct task_struct *child)
 {
 	struct thread_slot *p = slot_of(parent);
 
 	if (!p || !follow(child))
 		return 0;
-	if (child->pid == child->tgid) {
+	u32 tgid = FIELD(child, tgid);
+	if (FIELD(child, pid) == tgid) {
 		p->forks++;
-		note_server(child->tgid, child->comm);
+		note_server(tgid, child->comm);
 	}
 	send_fork(parent, child, 0);
 	return 0;
 }
 
 /* io_uring's workers and pollers are threads of their process that no fork makes. */
-SEC("tp_btf/task_newtask")
+TRACEPOINT(task_newtask)
 int BPF_PROG(process__worker, struct task_struct *child)
 {
-	struct task_struct *parent = bpf_get_current_task_btf();
+	struct task_struct *parent = current_task();
 
-	if (child->flags & PF_IO_WORKER && slot_of(parent) && follow(child))
+	if (FIELD(child, flags) & PF_IO_WORKER && slot_of(parent) && follow(child))
 		send_fork(parent, child, FORK_IO_WORKER);
 	return 0;
 }
@@ -187,7 +248,7 @@ static __always_inline void send_exec_name(struct linux_binprm *bprm, u64 now)
 	if (!s)
 		return;
 	__builtin_memset(&s->head, 0, sizeof(s->head));
-	long n = bpf_probe_read_kernel_str(s->bytes, PATH_BYTES, bprm->filename);
+	long n = bpf_probe_read_kernel_str(s->bytes, PATH_BYTES, FIELD(bprm, filename));
 	if (n < 1 || n > PATH_BYTES)
 		return;
 	u64 id = bpf_get_current_pid_tgid();
@@ -255,20 +316,21 @@ static __always_inline bool is_successor(struct task_struct *task)
 	return !staying;
 }
 
-SEC("tp_btf/sched_process_exec")
+TRACEPOINT(sched_process_exec)
 int BPF_PROG(process__exec, struct task_struct *task, int old_pid, struct linux_binprm *bprm)
 {
 	u16 adopted = 0;
 
+	membership_moves(task, old_pid);
 	struct thread_slot *t = slot_of(task);
 	if (t) { /* whichever thread calls exec, it is the first from now on */
-		t->tid = task->pid;
+		t->tid = FIELD(task, pid);
 	} else {
 		if (!is_successor(task) || !follow(task))
 			return 0;
 		adopted = 1;
 	}
-	note_server(task->tgid, task->comm);
+	note_server(FIELD(task, tgid), task->comm);
 	u64 now = bpf_ktime_get_ns();
 	struct event *e = event_begin(EVENT_EXEC, now);
 	if (e) {
@@ -279,15 +341,15 @@ int BPF_PROG(process__exec, struct task_struct *task, int old_pid, struct linux_
 	return 0;
 }
 
-SEC("tp_btf/sched_process_exit")
+TRACEPOINT(sched_process_exit)
 int BPF_PROG(process__exit, struct task_struct *task)
 {
-	u32 tgid = task->tgid;
+	u32 tgid = FIELD(task, tgid);
 
 	if (!slot_of(task))
 		return 0;
-	if (task->signal->live.counter) {
-		if (task->signal->flags & SIGNAL_GROUP_EXIT)
+	if (FIELD(task, signal, live.counter)) {
+		if (FIELD(task, signal, flags) & SIGNAL_GROUP_EXIT)
 			note_leaving(tgid);
 		return 0;
 	}
@@ -297,12 +359,12 @@ int BPF_PROG(process__exit, struct task_struct *task)
 	struct event *e = event_begin(EVENT_PROCESS_EXIT, bpf_ktime_get_ns());
 	if (!e)
 		return 0;
-	e->a = task->exit_code;
+	e->a = FIELD(task, exit_code);
 	event_end(e);
 	return 0;
 }
 
-SEC("tp_btf/signal_generate")
+TRACEPOINT(signal_generate)
 int BPF_PROG(process__signal, int sig, struct kernel_siginfo *info, struct task_struct *task, int group,
 	     int result)
 {
@@ -312,13 +374,13 @@ int BPF_PROG(process__signal, int sig, struct kernel_siginfo *info, struct task_
 	if (!slot_of(task))
 		return 0;
 	if (result != SIGNAL_IGNORED)
-		note_leaving(task->tgid);
+		note_leaving(FIELD(task, tgid));
 	struct event *e = event_begin(EVENT_SIGNAL, bpf_ktime_get_ns());
 	if (!e)
 		return 0;
 	e->a = e->tgid;
-	e->tid = task->pid;
-	e->tgid = task->tgid;
+	e->tid = FIELD(task, pid);
+	e->tgid = FIELD(task, tgid);
 	e->flags = sig;
 	event_end(e);
 	return 0;

@@ -52,12 +52,21 @@ struct {
 	__uint(max_entries, END_RING_BYTES);
 } ends __weak SEC(".maps");
 
+#ifdef NO_KERNEL_BTF
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, THREADS);
+	__type(key, u32);
+	__type(value, struct membership);
+} members __weak SEC(".maps");
+#else
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, int);
 	__type(value, struct membership);
 } members __weak SEC(".maps");
+#endif
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -162,9 +171,64 @@ static __always_inline void event_end(struct event *e)
 	bpf_ringbuf_submit(e, flags);
 }
 
+#ifdef NO_KERNEL_BTF
+static __always_inline struct membership *membership_of(struct task_struct *task)
+{
+	u32 tid = FIELD(task, pid);
+
+	return bpf_map_lookup_elem(&members, &tid);
+}
+
+static __always_inline bool membership_begin(struct task_struct *task, struct membership *fresh)
+{
+	u32 tid = FIELD(task, pid);
+
+	return !bpf_map_update_elem(&members, &tid, fresh, BPF_NOEXIST);
+}
+
+static __always_inline void membership_end(struct task_struct *task)
+{
+	u32 tid = FIELD(task, pid);
+
+	bpf_map_delete_elem(&members, &tid);
+}
+
+/* A thread that executes a program takes its process's id, whoever had it. */
+static __always_inline void membership_moves(struct task_struct *task, u32 old_tid)
+{
+	u32 tid = FIELD(task, pid);
+	struct membership *m = bpf_map_lookup_elem(&members, &old_tid);
+
+	if (!m || tid == old_tid)
+		return;
+	struct membership moved = *m;
+	bpf_map_update_elem(&members, &tid, &moved, BPF_ANY);
+	bpf_map_delete_elem(&members, &old_tid);
+}
+#else
+static __always_inline struct membership *membership_of(struct task_struct *task)
+{
+	return bpf_task_storage_get(&members, task, 0, 0);
+}
+
+static __always_inline bool membership_begin(struct task_struct *task, struct membership *fresh)
+{
+	return bpf_task_storage_get(&members, task, fresh, BPF_LOCAL_STORAGE_GET_F_CREATE) != 0;
+}
+
+static __always_inline void membership_end(struct task_struct *task)
+{
+	bpf_task_storage_delete(&members, task);
+}
+
+static __always_inline void membership_moves(struct task_struct *task, u32 old_tid)
+{
+}
+#endif
+
 static __always_inline struct thread_slot *slot_of(struct task_struct *task)
 {
-	struct membership *m = bpf_task_storage_get(&members, task, 0, 0);
+	struct membership *m = membership_of(task);
 
 	if (!m)
 		return 0;
@@ -174,7 +238,7 @@ static __always_inline struct thread_slot *slot_of(struct task_struct *task)
 
 static __always_inline struct thread_slot *current_slot(void)
 {
-	return slot_of(bpf_get_current_task_btf());
+	return slot_of(current_task());
 }
 
 static __always_inline struct file_slot *file_find(u32 dev, u64 ino)
@@ -235,20 +299,20 @@ static __always_inline void file_touch(struct file_slot *f)
 /* The thread asks for pages of this file: what it waits for next is its. */
 static __always_inline struct file_slot *file_wanted(struct thread_slot *t, struct inode *host)
 {
-	t->file_ino = host->i_ino;
-	t->file_dev = host->i_sb->s_dev;
+	t->file_ino = FIELD(host, i_ino);
+	t->file_dev = FIELD(host, i_sb, s_dev);
 	return file_find(t->file_dev, t->file_ino);
 }
 
 static __always_inline struct file *fd_file(u64 fd)
 {
-	struct task_struct *task = bpf_get_current_task_btf();
-	struct fdtable *table = task->files->fdt;
+	struct task_struct *task = current_task();
+	struct fdtable *table = FIELD(task, files, fdt);
 	struct file *file = 0;
 
-	if (fd >= table->max_fds)
+	if (fd >= FIELD(table, max_fds))
 		return 0;
-	bpf_probe_read_kernel(&file, sizeof(file), table->fd + fd);
+	bpf_probe_read_kernel(&file, sizeof(file), FIELD(table, fd) + fd);
 	return file;
 }
 
@@ -326,11 +390,11 @@ static __always_inline u32 wait_reason_of(struct task_struct *task, u32 state, s
 	barrier_var(at); /* or the compiler leaves out the mask, and the verifier misses it */
 	at &= 511;
 	if (is_call && settings.call_class[at] == CALL_URING &&
-	    !(task->flags & PF_IO_WORKER) && !(state & TASK_UNINTERRUPTIBLE_BIT))
-		return uring_wait_reason(task->tgid);
-	if (BPF_CORE_READ_BITFIELD(task, in_iowait))
+	    !(FIELD(task, flags) & PF_IO_WORKER) && !(state & TASK_UNINTERRUPTIBLE_BIT))
+		return uring_wait_reason(FIELD(task, tgid));
+	if (FIELD_BITS(task, in_iowait))
 		return WAIT_STORAGE;
-	if (task->flags & PF_IO_WORKER) /* at work it cannot be interrupted; idle, it can */
+	if (FIELD(task, flags) & PF_IO_WORKER) /* at work it cannot be interrupted; idle, it can */
 		return state & TASK_UNINTERRUPTIBLE_BIT ? WAIT_STORAGE : WAIT_OTHER;
 	u32 by_call = is_call ? settings.call_wait[at] : WAIT_OTHER;
 	if (state & TASK_UNINTERRUPTIBLE_BIT)

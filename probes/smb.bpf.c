@@ -54,7 +54,7 @@ static __always_inline struct inode *inode_being_read(struct task_struct *task)
 
 	if (call != CALL_READ && call != CALL_PREAD && call != CALL_READV && call != CALL_PREADV)
 		return 0;
-	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
+	struct pt_regs *regs = task_regs(task);
 	struct file *file = fd_file(REGS_ARG0(regs));
 	return file ? file_cache_inode(file) : 0;
 }
@@ -65,7 +65,7 @@ static __always_inline bool tell_file(struct smb_handle *handle, struct inode_fa
 	struct file_key *known = 0;
 
 	if (t) {
-		struct inode *inode = inode_being_read(bpf_get_current_task_btf());
+		struct inode *inode = inode_being_read(current_task());
 
 		if (on_smb(inode)) {
 			inode_read(inode, file);
@@ -109,46 +109,47 @@ static __always_inline int end(u64 handle, u64 session, u64 offset, u32 bytes, u
 
 /* Two shapes of each hook: 6.10 put the identity of the netfs request before the
  * rest. The loader keeps the one with as many arguments as here. */
-SEC("tp_btf/smb3_read_enter")
+TRACEPOINT(smb3_read_enter)
 int BPF_PROG(smb__make, u32 xid, u64 handle, u32 tree, u64 session, u64 offset, u32 bytes)
 {
 	return make(handle, session, offset, bytes);
 }
 
-SEC("tp_btf/smb3_read_enter")
+TRACEPOINT(smb3_read_enter)
 int BPF_PROG(smb__make_netfs, u32 request, u32 part, u32 xid, u64 handle, u32 tree, u64 session,
 	     u64 offset, u32 bytes)
 {
 	return make(handle, session, offset, bytes);
 }
 
-SEC("tp_btf/smb3_read_done")
+TRACEPOINT(smb3_read_done)
 int BPF_PROG(smb__done, u32 xid, u64 handle, u32 tree, u64 session, u64 offset, u32 bytes)
 {
 	return end(handle, session, offset, bytes, 0);
 }
 
-SEC("tp_btf/smb3_read_done")
+TRACEPOINT(smb3_read_done)
 int BPF_PROG(smb__done_netfs, u32 request, u32 part, u32 xid, u64 handle, u32 tree, u64 session,
 	     u64 offset, u32 bytes)
 {
 	return end(handle, session, offset, bytes, 0);
 }
 
-SEC("tp_btf/smb3_read_err")
+TRACEPOINT(smb3_read_err)
 int BPF_PROG(smb__failed, u32 xid, u64 handle, u32 tree, u64 session, u64 offset, u32 bytes, int error)
 {
 	return end(handle, session, offset, 0, REMOTE_FAILED);
 }
 
-SEC("tp_btf/smb3_read_err")
+TRACEPOINT(smb3_read_err)
 int BPF_PROG(smb__failed_netfs, u32 request, u32 part, u32 xid, u64 handle, u32 tree, u64 session,
 	     u64 offset, u32 bytes, int error)
 {
+	barrier_var(error); /* so that a kernel that does not pass it refuses this form */
 	return end(handle, session, offset, 0, REMOTE_FAILED);
 }
 
-SEC("tp_btf/smb3_cmd_enter")
+TRACEPOINT(smb3_cmd_enter)
 int BPF_PROG(smb__sent, u32 tree, u64 session, u16 command, u64 number)
 {
 	u64 id = bpf_get_current_pid_tgid();
@@ -170,7 +171,7 @@ int BPF_PROG(smb__sent, u32 tree, u64 session, u16 command, u64 number)
 	return 0;
 }
 
-SEC("tp_btf/smb3_cmd_done")
+TRACEPOINT(smb3_cmd_done)
 int BPF_PROG(smb__answered, u32 tree, u64 session, u16 command, u64 number)
 {
 	struct smb_handle sent = {.handle = number, .session = session};
@@ -191,7 +192,7 @@ int BPF_PROG(smb__answered, u32 tree, u64 session, u16 command, u64 number)
 
 /* A server grants credits, one for each 64 KiB that may be asked for. Of fewer than nine the
  * client takes none: it asks for 64 KiB, and waits for a credit before it sends that. */
-SEC("tp_btf/smb3_wait_credits")
+TRACEPOINT(smb3_wait_credits)
 int BPF_PROG(smb__starved, u64 number, u64 connection, char *host, int credits, int taken, int in_flight)
 {
 	if (taken || !current_slot())

@@ -60,7 +60,7 @@ static __always_inline u64 unix_address_of(const struct sock *sk)
 	return (u64)BPF_CORE_READ(unix_sock, addr);
 }
 
-SEC("tp_btf/inet_sock_set_state")
+TRACEPOINT(inet_sock_set_state)
 int BPF_PROG(sockets__state, const struct sock *sk, int before, int after)
 {
 	u64 key = (u64)sk;
@@ -102,8 +102,7 @@ int BPF_PROG(sockets__state, const struct sock *sk, int before, int after)
 }
 
 /* Data has come in, though the server may be too busy to read it for long. */
-SEC("tp_btf/sk_data_ready")
-int BPF_PROG(sockets__ready, const struct sock *sk)
+static __always_inline int ready(const struct sock *sk)
 {
 	u64 key = (u64)sk;
 	struct conn *c = bpf_map_lookup_elem(&conns, &key);
@@ -120,6 +119,19 @@ int BPF_PROG(sockets__ready, const struct sock *sk)
 	struct conn fresh = {.arrival_ns = bpf_ktime_get_ns(), .accepted = 1};
 	bpf_map_update_elem(&conns, &key, &fresh, BPF_NOEXIST);
 	return 0;
+}
+
+TRACEPOINT(sk_data_ready)
+int BPF_PROG(sockets__ready, const struct sock *sk)
+{
+	return ready(sk);
+}
+
+/* Before 6.3. */
+FUNCTION(sock_def_readable)
+int sockets__ready_entry(void *ctx)
+{
+	return ready((const struct sock *)PASSED_1(ctx));
 }
 
 /* The connection behind a socket's file. An entry whose inode is another's was left
@@ -156,7 +168,7 @@ static __always_inline bool is_sent(const struct tcp_sock *tcp, u32 seq)
 }
 
 /* A segment has come in. What was held back leaves once all before it is acknowledged. */
-SEC("tp_btf/tcp_probe")
+TRACEPOINT(tcp_probe)
 int BPF_PROG(sockets__acknowledged, const struct sock *sk, struct sk_buff *skb)
 {
 	u64 key = (u64)sk;
@@ -342,7 +354,7 @@ static __always_inline bool settle_role(struct conn *c, struct sending *job, u64
 	return c->role == ROLE_SERVER;
 }
 
-SEC("tp_btf/sys_exit")
+TRACEPOINT(sys_exit)
 int BPF_PROG(sockets__receive, struct pt_regs *regs, long ret)
 {
 	struct thread_slot *t = current_slot();
@@ -467,7 +479,7 @@ static __always_inline u32 role_by_writing(const struct sock *sk, u32 looks)
 	return looks == LOOKS_STREAM ? ROLE_SERVER : ROLE_UNKNOWN;
 }
 
-SEC("tp_btf/sys_exit")
+TRACEPOINT(sys_exit)
 int BPF_PROG(sockets__send, struct pt_regs *regs, long ret)
 {
 	struct thread_slot *t = current_slot();
@@ -512,7 +524,7 @@ static __always_inline bool is_seen(struct task_struct *task)
 {
 	s64 nr = task_syscall(task);
 
-	if (task->flags & PF_IO_WORKER || nr < 0)
+	if (FIELD(task, flags) & PF_IO_WORKER || nr < 0)
 		return false;
 	switch (settings.call_class[nr & 511]) {
 	case CALL_READ:
@@ -534,7 +546,7 @@ static __always_inline struct conn *unseen(const struct sock *sk, int ret, int f
 	u64 key = (u64)sk;
 
 	/* Nearly every transfer of anybody is seen, and leaves here. */
-	if (ret <= 0 || flags & NOT_THE_STREAM || is_seen(bpf_get_current_task_btf()) ||
+	if (ret <= 0 || flags & NOT_THE_STREAM || is_seen(current_task()) ||
 	    !current_slot())
 		return 0;
 	struct conn *c = bpf_map_lookup_elem(&conns, &key);
@@ -549,7 +561,7 @@ static __always_inline void send_unseen(struct text *head)
 		lose(LOST_TEXTS);
 }
 
-SEC("tp_btf/sock_send_length")
+TRACEPOINT(sock_send_length)
 int BPF_PROG(sockets__unseen_send, const struct sock *sk, int ret, int flags)
 {
 	struct conn *c = unseen(sk, ret, flags);
@@ -567,7 +579,7 @@ int BPF_PROG(sockets__unseen_send, const struct sock *sk, int ret, int flags)
 	return 0;
 }
 
-SEC("tp_btf/sock_recv_length")
+TRACEPOINT(sock_recv_length)
 int BPF_PROG(sockets__unseen_receive, const struct sock *sk, int ret, int flags)
 {
 	struct conn *c = unseen(sk, ret, flags);
@@ -581,7 +593,7 @@ int BPF_PROG(sockets__unseen_receive, const struct sock *sk, int ret, int flags)
 	return 0;
 }
 
-SEC("tp_btf/sys_exit")
+TRACEPOINT(sys_exit)
 int BPF_PROG(sockets__connection, struct pt_regs *regs, long ret)
 {
 	bool connecting = settings.call_class[REGS_NR(regs) & 511] == CALL_CONNECT;

@@ -25,7 +25,7 @@ static __always_inline void note_close(struct file *file)
 		conn_gone(key, c);
 }
 
-SEC("tp_btf/sys_enter")
+TRACEPOINT(sys_enter)
 int BPF_PROG(syscalls__enter, struct pt_regs *regs, long nr)
 {
 	u32 call = class_of(nr);
@@ -95,7 +95,7 @@ static __always_inline u32 handler_of(u32 call, u64 fd)
 	return HANDLERS;
 }
 
-SEC("tp_btf/sys_exit")
+TRACEPOINT(sys_exit)
 int BPF_PROG(syscalls__exit, struct pt_regs *regs, long ret)
 {
 	u32 call = class_of(REGS_NR(regs));

@@ -27,7 +27,7 @@ struct {
 
 static __always_inline int submit(struct io_kiocb *req)
 {
-	u8 op = req->opcode;
+	u8 op = FIELD(req, opcode);
 
 	if (op != IORING_OP_READ && op != IORING_OP_READV && op != IORING_OP_READ_FIXED)
 		return 0;
@@ -49,13 +49,13 @@ static __always_inline int submit(struct io_kiocb *req)
 
 /* Two shapes of each hook; the loader keeps the one that the kernel has. Submission
  * was renamed in 6.4, and completion passed its result itself until 6.14. */
-SEC("tp_btf/io_uring_submit_req")
+TRACEPOINT(io_uring_submit_req)
 int BPF_PROG(uring__submit, struct io_kiocb *req)
 {
 	return submit(req);
 }
 
-SEC("tp_btf/io_uring_submit_sqe")
+TRACEPOINT(io_uring_submit_sqe)
 int BPF_PROG(uring__submit_sqe, struct io_kiocb *req, bool must_not_block)
 {
 	return submit(req);
@@ -110,13 +110,13 @@ static __always_inline int complete(void *req, s32 bytes)
 	return 0;
 }
 
-SEC("tp_btf/io_uring_complete")
+TRACEPOINT(io_uring_complete)
 int BPF_PROG(uring__complete, struct io_ring_ctx *ring, void *req, struct io_uring_cqe *cqe)
 {
-	return complete(req, cqe->res);
+	return complete(req, FIELD(cqe, res));
 }
 
-SEC("tp_btf/io_uring_complete")
+TRACEPOINT(io_uring_complete)
 int BPF_PROG(uring__complete_result, void *ring, void *req, u64 user_data, int result)
 {
 	return complete(req, result);

@@ -22,18 +22,20 @@ from typing import Any
 
 from ttftprof.errors import NotPermitted, TtftprofError
 from ttftprof.kernel import libbpf
+from ttftprof.kernel.headers import bcc_folder, has_headers
 from ttftprof.kernel.permission import NEEDED, effective_capabilities
 from ttftprof.kernel.session import (
     MINIMUM,
     MINIMUM_KERNEL,
     OBJECT,
-    KernelTypes,
     ProbeSession,
     ProbeState,
     Settings,
     kernel_function,
 )
 from ttftprof.kernel.table import PROBES, Probe
+from ttftprof.kernel.types import VMLINUX, KernelTypes
+from ttftprof.packages import bcc_packages, header_packages, install_command
 from ttftprof.sources import drm, nvml
 from ttftprof.sources.gpu import GpuAbsent, Vendor
 from ttftprof.sources.processes import ProcessFacts, has_host_pids
@@ -44,8 +46,6 @@ OK, DEGRADED, MISSING = "ok", "degraded", "missing"
 ARCHITECTURES = ("x86_64", "aarch64")
 _NR_CACHESTAT = 451  # include/uapi/asm-generic/unistd.h (the same everywhere)
 _SMALL_RING_BYTES = 1 << 18
-
-Packages = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,41 +265,38 @@ def check_btf(machine: Machine) -> Check:
     try:
         size = path.stat().st_size
     except OSError:
-        return Check(
-            "BTF",
-            MISSING,
-            "no /sys/kernel/btf/vmlinux",
-            "the probes cannot be fitted to this kernel",
-            "use a distribution kernel (all since 2021 carry it), or build with "
-            "CONFIG_DEBUG_INFO_BTF=y",
-            required=True,
-        )
+        return _without_btf(machine)
     return Check("BTF", OK, f"{size / (1 << 20):.1f} MiB", required=True)
 
 
+def _without_btf(machine: Machine) -> Check:
+    """Then the probes are fitted to the kernel by its headers, compiled by bcc."""
+    none = "no /sys/kernel/btf/vmlinux"
+    wanted = []
+    if bcc_folder(machine.root / "usr") is None:
+        wanted.append(install_command(bcc_packages(), machine.root))
+    if not has_headers(machine.root, machine.release):
+        wanted.append(install_command(header_packages(machine.release), machine.root))
+    if wanted:
+        return Check(
+            "BTF",
+            MISSING,
+            f"{none}, and no kernel headers for bcc",
+            "the probes cannot be fitted to this kernel",
+            f"{'; '.join(wanted)}; or a kernel built with CONFIG_DEBUG_INFO_BTF=y",
+            required=True,
+        )
+    return Check(
+        "BTF",
+        DEGRADED,
+        f"{none}; bcc compiles the kernel's headers",
+        "recording begins seconds later, and FUSE requests are unknown",
+        "a distribution kernel (all since 2021 carry it)",
+        required=True,
+    )
+
+
 # -- the loader and the probes ----------------------------------------------------------------
-
-
-def install_command(packages: Packages, root: Path = Path("/")) -> str:
-    """The command that installs a package here. `packages`: its name by package manager."""
-    managers = {
-        "debian": ("apt-get install", "apt"),
-        "ubuntu": ("apt-get install", "apt"),
-        "fedora": ("dnf install", "dnf"),
-        "rhel": ("dnf install", "dnf"),
-        "suse": ("zypper install", "zypper"),
-        "arch": ("pacman -S", "pacman"),
-    }
-    try:
-        release = (root / "etc/os-release").read_text()
-    except OSError:
-        release = ""
-    words = re.findall(r"^ID(?:_LIKE)?=(.*)$", release, re.MULTILINE)
-    for name in " ".join(words).replace('"', "").split():
-        command, manager = managers.get(name.split("-")[0], ("", ""))
-        if manager in packages:
-            return f"{command} {packages[manager]}"
-    return f"apt-get install {packages['apt']}"
 
 
 def check_libbpf(machine: Machine) -> Check:
@@ -346,7 +343,10 @@ def try_probes() -> dict[str, ProbeState]:
 
 
 def known_tracepoints(probes: Sequence[Probe] = PROBES) -> dict[str, bool]:
-    """Whether this kernel's BTF has each tracepoint the probes need."""
+    """Whether this kernel's BTF has each tracepoint the probes need; without BTF, only a try
+    tells."""
+    if not VMLINUX.exists():
+        return {n: True for probe in probes for n, _ in probe.needs}
     kernel = KernelTypes()
     try:
         return {

@@ -266,6 +266,7 @@ class Recorder:
                 "min_file_bytes": self.session.settings.min_file_bytes,
                 "tick_hz": self.session.settings.tick_hz,
                 "event_ring_bytes": self.session.settings.event_ring_bytes,
+                "loader": self.session.loader,
             },
             "marks": {str(row): name for row, name in MARK_NAMES.items()},
             "driver_calls": {str(row): call.name for row, call in DRIVER_CALLS.items()},

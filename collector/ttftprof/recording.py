@@ -478,7 +478,8 @@ class Reader:
         self._copy: tempfile.TemporaryDirectory[str] | None = None
         try:
             self._db, self._copy = _open_read(path)
-        except (sqlite3.Error, OSError) as error:
+        # SQLite's complaint may quote what is no text: then it cannot even be told.
+        except (sqlite3.Error, UnicodeDecodeError, OSError) as error:
             raise self._damaged(error) from error
         try:
             self._check_version()
@@ -567,7 +568,7 @@ class Reader:
             cursor = self._db.execute(query, values)
             while (row := cursor.fetchone()) is not None:
                 yield row
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise self._damaged(error) from error
 
     @property
@@ -714,7 +715,7 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
         db.execute("PRAGMA trusted_schema=OFF")
         db.execute("PRAGMA cell_size_check=ON")
         db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):
         db.close()
         raise
     return db

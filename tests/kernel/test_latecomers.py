@@ -16,8 +16,9 @@ import pytest
 from kernel.slow_fuse import mounted
 from ttftprof.events import Kind
 from ttftprof.kernel import latecomers, session
-from ttftprof.kernel.session import KernelTypes, ProbeSession, Settings
+from ttftprof.kernel.session import ProbeSession, Settings
 from ttftprof.kernel.table import PROBES
+from ttftprof.kernel.types import KernelTypes
 
 pytestmark = pytest.mark.kernel
 

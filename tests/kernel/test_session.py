@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from ttftprof.errors import Unsupported
-from ttftprof.kernel import libbpf, session
-from ttftprof.kernel.session import KernelTypes, ProbeSession, Settings, kernel_function
+from ttftprof.kernel import headers, libbpf, session, types
+from ttftprof.kernel.session import ProbeSession, Settings, kernel_function
 from ttftprof.kernel.table import PROBES, call_tables, syscall_name
+from ttftprof.kernel.types import KernelTypes
 
 pytestmark = pytest.mark.kernel
 
@@ -96,7 +97,7 @@ def test_without_forks_nothing_can_be_followed(monkeypatch: pytest.MonkeyPatch) 
     assert raised.value.next_step
 
 
-def test_no_btf_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_btf_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Without:
         """libbpf, on a kernel that has no types."""
 
@@ -106,18 +107,26 @@ def test_no_btf_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         def btf__load_vmlinux_btf(self) -> None:
             return None
 
-    monkeypatch.setattr(session, "library", Without)
+    monkeypatch.setattr(types, "library", Without)
+    with pytest.raises(Unsupported) as raised:
+        ProbeSession(Settings(loader="libbpf")).load()
+    assert "BTF" in raised.value.message
+    assert "--loader bcc" in raised.value.next_step
+    monkeypatch.setattr(session, "VMLINUX", tmp_path / "none")
+    monkeypatch.setattr(headers, "bcc_folder", lambda: None)
     for wsl in (False, True):
         monkeypatch.setattr(session, "is_wsl", lambda wsl=wsl: wsl)
         with pytest.raises(Unsupported) as raised:
             ProbeSession(Settings()).load()
         assert "BTF" in raised.value.message
+        assert "python3-bpfcc" in raised.value.next_step
         assert ("wsl --update" in raised.value.next_step) == wsl
-        assert raised.value.next_step
 
 
 def test_objects_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(session.ProbeObject.__init__, "__defaults__", (tmp_path / "none.bpf.o",))
+    monkeypatch.setattr(
+        session.ProbeObject.__init__, "__defaults__", (tmp_path / "none.bpf.o", None)
+    )
     with pytest.raises(Unsupported) as raised:
         ProbeSession(Settings()).load()
     assert "not built" in raised.value.message

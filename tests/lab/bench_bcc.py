@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 
-from bcc import BPF  # type: ignore[import-not-found]  # Debian's python3-bpfcc, not in the venv
+from bcc import BPF  # Debian's python3-bpfcc, not in the venv
 
 PROGRAM = r"""
 struct event { u64 began; u64 spent; u64 value; u32 tid; u32 kind; };

@@ -21,6 +21,7 @@ from ttftprof.kernel import permission
 from ttftprof.kernel.libbpf import BpfError
 from ttftprof.kernel.session import ProbeState
 from ttftprof.kernel.table import PROBES
+from ttftprof.packages import bcc_packages, header_packages, install_command
 from ttftprof.sources import drm
 from ttftprof.sources.gpu import GpuAbsent
 from ttftprof.sources.processes import ProcessFacts
@@ -150,6 +151,43 @@ def test_btf(tmp_path: Path) -> None:
     assert doctor.check_btf(with_types).state == "ok"
 
 
+def test_without_btf_headers_and_bcc_will_do(tmp_path: Path) -> None:
+    release = {"etc/os-release": "ID=fedora\n"}
+    wanted = doctor.check_btf(machine(tmp_path, release, release="6.1.0-x86_64"))
+    assert_helps(wanted, "missing")
+    assert "dnf install python3-bcc; dnf install kernel-devel-6.1.0-x86_64" in wanted.fix
+    found = {
+        "usr/lib/python3.12/site-packages/bcc/libbcc.py": "",
+        "lib/modules/6.1.0-x86_64/build/Makefile": "",
+    }
+    assert_helps(doctor.check_btf(machine(tmp_path, found, release="6.1.0-x86_64")), "degraded")
+
+
+@pytest.mark.parametrize(
+    ("distribution", "bcc", "headers"),
+    [
+        ("debian", "apt-get install python3-bpfcc", "apt-get install linux-headers-6.1.0-9-amd64"),
+        ("fedora", "dnf install python3-bcc", "dnf install kernel-devel-6.1.0-9-amd64"),
+        (
+            "opensuse-tumbleweed",
+            "zypper install python3-bcc",
+            "zypper install kernel-default-devel",
+        ),
+        ("arch", "pacman -S python-bcc", "pacman -S linux-headers"),
+        ("alpine", "apk add py3-bcc", "apk add linux-lts-dev"),
+    ],
+)
+def test_bcc_and_headers_are_called_differently(
+    tmp_path: Path, distribution: str, bcc: str, headers: str
+) -> None:
+    kernels = {"opensuse-tumbleweed": "6.4.0-150600-default", "arch": "6.9.1-arch1-1"}
+    kernels["alpine"] = "6.6.30-0-lts"
+    here = machine(tmp_path, {"etc/os-release": f"ID={distribution}\n"})
+    release = kernels.get(distribution, "6.1.0-9-amd64")
+    assert install_command(bcc_packages(), here.root) == bcc
+    assert install_command(header_packages(release), here.root) == headers
+
+
 # -- the loader and the probes ----------------------------------------------------------------
 
 
@@ -168,7 +206,7 @@ def test_the_install_command_is_the_distributions_own(
     tmp_path: Path, release: str | None, command: str
 ) -> None:
     here = machine(tmp_path, {"etc/os-release": release} if release else None)
-    assert doctor.install_command({"apt": "libbpf1", "dnf": "libbpf"}, here.root) == command
+    assert install_command({"apt": "libbpf1", "dnf": "libbpf"}, here.root) == command
 
 
 def test_missing_objects(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from ttftprof.errors import Interrupted, OutputError, TargetError, Unsupported, 
 from ttftprof.kernel import privilege
 from ttftprof.kernel.libbpf import BpfError
 from ttftprof.kernel.permission import check_permitted
-from ttftprof.kernel.session import TEXT_RING_BYTES, Settings
+from ttftprof.kernel.session import LOADERS, TEXT_RING_BYTES, Settings
 from ttftprof.plain import plain_lines
 from ttftprof.recorder import STOP_SIGNALS, Limits, Progress, Recorder
 from ttftprof.recording import Writer
@@ -119,6 +119,14 @@ def target_options(command: _Command) -> _Command:
     help="Of the machine: where recording costs more for seconds, its dearest optional parts are "
     "thinned or dropped, which the report says first.",
 )
+@click.option(
+    "--loader",
+    type=click.Choice(LOADERS),
+    default="auto",
+    show_default=True,
+    help="How the probes are fitted to the kernel: by the types it carries (libbpf), or by its "
+    "headers (bcc), which auto takes where it carries none.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="No live line.")
 def command(
     output: Path | None,
@@ -132,6 +140,7 @@ def command(
     python_stacks: bool,
     native_stacks: bool,
     overhead_budget: str,
+    loader: str,
     quiet: bool,
     command_line: tuple[str, ...],
     **named: Any,
@@ -148,7 +157,9 @@ def command(
     clear_ready(ready_file)
     path = output or Path(time.strftime("ttftprof-%Y%m%d-%H%M%S.ttft"))
     settings = replace(
-        with_rings(ring_kb), min_file_bytes=_whole("--min-file-mb", min_file_mb, 1 << 20)
+        with_rings(ring_kb),
+        min_file_bytes=_whole("--min-file-mb", min_file_mb, 1 << 20),
+        loader=loader,
     )
     duration_ns = None if duration is None else _whole("--duration", duration, NS_PER_S)
     budget = _budget(overhead_budget)

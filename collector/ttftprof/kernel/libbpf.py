@@ -19,7 +19,9 @@ from ttftprof.errors import Unsupported
 
 Pointer = c.c_void_p
 
+BTF_KIND_STRUCT = 4
 BTF_KIND_TYPEDEF = 8
+BTF_KIND_FUNC = 12
 _BPF_MAP_LOOKUP_ELEM = 1
 _BPF_MAP_UPDATE_ELEM = 2
 _BPF_MAP_DELETE_ELEM = 3
@@ -48,18 +50,58 @@ class UprobeOpts(c.Structure):
     )
 
 
+class OpenOpts(c.Structure):
+    """struct bpf_object_open_opts, up to what is used."""
+
+    _fields_ = (
+        ("sz", c.c_size_t),
+        ("object_name", c.c_char_p),
+        ("relaxed_maps", c.c_bool),
+        ("pin_root_path", c.c_char_p),
+        ("unused", c.c_uint32),
+        ("kconfig", c.c_char_p),
+        ("btf_custom_path", c.c_char_p),
+    )
+
+
+class RunOpts(c.Structure):
+    """struct bpf_test_run_opts."""
+
+    _fields_ = (
+        ("sz", c.c_size_t),
+        ("data_in", c.c_void_p),
+        ("data_out", c.c_void_p),
+        ("data_size_in", c.c_uint32),
+        ("data_size_out", c.c_uint32),
+        ("ctx_in", c.c_void_p),
+        ("ctx_out", c.c_void_p),
+        ("ctx_size_in", c.c_uint32),
+        ("ctx_size_out", c.c_uint32),
+        ("retval", c.c_uint32),
+        ("repeat", c.c_int),
+        ("duration", c.c_uint32),
+        ("flags", c.c_uint32),
+        ("cpu", c.c_uint32),
+        ("batch_size", c.c_uint32),
+    )
+
+
 _messages: list[str] = []
 _PRINT = c.CFUNCTYPE(c.c_int, c.c_int, c.c_char_p, c.c_void_p)
 _libc = c.CDLL(None, use_errno=True)
 
 
-def _keep_message(level: int, fmt: bytes, args: int) -> int:
-    """libbpf formats with a va_list; vsnprintf takes it as it comes."""
-    if level > 1:  # debug
-        return 0
+def formatted(fmt: bytes, args: int) -> str:
+    """What libbpf would print. It formats with a va_list; vsnprintf takes it as it comes."""
     buffer = c.create_string_buffer(4096)
     _libc.vsnprintf(buffer, c.c_size_t(len(buffer)), c.c_char_p(fmt), c.c_void_p(args))
-    _messages.append(buffer.value.decode(errors="replace").rstrip())
+    return buffer.value.decode(errors="replace")
+
+
+def _keep_message(level: int, fmt: bytes, args: int) -> int:
+    if level > 1:  # debug
+        return 0
+    _messages.append(formatted(fmt, args).rstrip())
     del _messages[:-40]
     return 0
 
@@ -70,7 +112,7 @@ _print_callback = _PRINT(_keep_message)  # kept: libbpf holds only its address
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "libbpf_version_string": (c.c_char_p, ()),
     "libbpf_set_print": (Pointer, (_PRINT,)),
-    "bpf_object__open_file": (Pointer, (c.c_char_p, Pointer)),
+    "bpf_object__open_file": (Pointer, (c.c_char_p, c.POINTER(OpenOpts))),
     "bpf_object__load": (c.c_int, (Pointer,)),
     "bpf_object__close": (None, (Pointer,)),
     "bpf_object__find_map_by_name": (Pointer, (Pointer, c.c_char_p)),
@@ -94,10 +136,12 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
         Pointer,
         (Pointer, c.c_int, c.c_char_p, c.c_size_t, c.POINTER(UprobeOpts)),
     ),
+    "bpf_prog_test_run_opts": (c.c_int, (c.c_int, c.POINTER(RunOpts))),
     "bpf_iter_create": (c.c_int, (c.c_int,)),
     "bpf_link__fd": (c.c_int, (Pointer,)),
     "bpf_link__destroy": (c.c_int, (Pointer,)),
     "btf__load_vmlinux_btf": (Pointer, ()),
+    "btf__new": (Pointer, (Pointer, c.c_uint32)),
     "btf__load_module_btf": (Pointer, (c.c_char_p, Pointer)),
     "btf__type_by_id": (c.POINTER(c.c_uint32 * 3), (Pointer, c.c_uint32)),
     "btf__find_by_name_kind": (c.c_int32, (Pointer, c.c_char_p, c.c_uint32)),
@@ -147,6 +191,25 @@ def present(what: str, pointer: int | None) -> Pointer:
     if not pointer:
         raise BpfError(what, c.get_errno() or errno.EINVAL, last_words())
     return Pointer(pointer)
+
+
+def has_struct(types: bytes, name: str) -> bool:
+    """Whether raw BTF, if it is valid, describes this structure."""
+    btf = library().btf__new(types, len(types))
+    if not btf:
+        return False
+    try:
+        found = library().btf__find_by_name_kind(btf, name.encode(), BTF_KIND_STRUCT)
+        return bool(found > 0)
+    finally:
+        library().btf__free(btf)
+
+
+def run_program(program_fd: int, arguments: Sequence[int] = ()) -> None:
+    """Runs a raw tracepoint's program once, here and now, as if the hook had passed these."""
+    context = (c.c_uint64 * max(1, len(arguments)))(*arguments)
+    opts = RunOpts(sz=c.sizeof(RunOpts), ctx_in=c.addressof(context), ctx_size_in=c.sizeof(context))
+    checked("run a program", library().bpf_prog_test_run_opts(program_fd, c.byref(opts)))
 
 
 class _MapAttr(c.Structure):

@@ -14,7 +14,7 @@ import os
 import platform
 import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,14 +35,21 @@ from ttftprof.events import (
     RemoteFlag,
 )
 from ttftprof.kernel import libbpf, privilege
+from ttftprof.kernel.headers import compiled_types
+from ttftprof.kernel.held import held_files
 from ttftprof.kernel.latecomers import Attached, Latecomers
 from ttftprof.kernel.libbpf import BpfError, Pointer, library
 from ttftprof.kernel.permission import is_wsl, lacking_capabilities
 from ttftprof.kernel.ring import FixedRing, TextRing, map_array
 from ttftprof.kernel.table import HANDLERS, PROBES, VARIANTS, Probe, call_tables
+from ttftprof.kernel.types import VMLINUX, KernelTypes
 
 _MODULES = Path("/sys/module")
 OBJECT = Path(__file__).parent / "objects" / platform.machine() / "probes.bpf.o"
+# The same probes for a kernel that carries no types.
+OBJECT_WITHOUT_BTF = OBJECT.parent / "no_btf" / OBJECT.name
+# How the kernel's types are come by: it carries them, or bcc compiles them from its headers.
+LOADERS = ("auto", "libbpf", "bcc")
 THREADS = 8192
 FILES = 4096
 END_RING_BYTES = 1 << 20
@@ -55,6 +62,9 @@ _MULTI = ("marks__calls", "marks__returns")
 _CANNOT = (errno.EINVAL, errno.EOPNOTSUPP)
 # In this order: the walks over maps and files look only at members.
 _ITERATORS = ("process__seed", "files__held_maps", "files__held_files")
+_HELD = "files__held"  # in their place without BTF, run for one file after the other
+_HOOKED = ("tp_btf/", "raw_tp/", "fentry/", "kprobe/")
+_OTHER_FORMS = frozenset(name for variants in VARIANTS for name in variants)
 _REFUSED_PROGRAM = re.compile(r"prog '(\w+)'")
 
 
@@ -81,6 +91,7 @@ class Settings:
     """`struct settings` of probes/events.h, fixed before the objects load.
 
     `tick_hz` is the sampling rate of running threads; a prime, so that it keeps step with nothing.
+    `loader` is one of `LOADERS`, and the collector's own.
     """
 
     short_wait_ns: int = 100_000
@@ -88,6 +99,7 @@ class Settings:
     event_ring_bytes: int = 8 << 20
     text_ring_bytes: int = TEXT_RING_BYTES
     tick_hz: int = 251
+    loader: str = "auto"
     own_tgid: int = field(default_factory=os.getpid)
 
     def packed(self) -> bytes:
@@ -127,80 +139,14 @@ def kernel_function(name: str) -> tuple[int, int] | None:
     return (begin, following) if following > begin else None
 
 
-class KernelTypes:
-    """The running kernel's BTF, and that of its modules, asked which tracepoints exist."""
-
-    def __init__(self) -> None:
-        self._btf = library().btf__load_vmlinux_btf()
-        if not self._btf:
-            raise Unsupported(
-                "this kernel offers no BTF (/sys/kernel/btf/vmlinux is missing)",
-                minimum_kernel=MINIMUM,
-                next_step="in Windows, `wsl --update` brings a newer kernel; one without BTF "
-                "cannot be recorded on: use Linux itself or a virtual machine"
-                if is_wsl()
-                else "use a distribution kernel (all since 2021 carry BTF); "
-                "`ttftprof doctor` shows what is missing",
-            )
-        self._modules: dict[str, int | None] = {}
-        self._known: dict[tuple[str, tuple[str, ...]], int | None] = {}
-
-    def has_module(self, name: str) -> bool:
-        """Whether a module is loaded and carries BTF."""
-        return self._module(name) is not None
-
-    def has_tracepoint(self, name: str, modules: Iterable[str] = ()) -> bool:
-        """Whether the kernel, or one of these modules if it is loaded, has a tracepoint."""
-        return self.arguments(name, modules) is not None
-
-    def arguments(self, tracepoint: str, modules: Iterable[str] = ()) -> int | None:
-        """How many arguments a tracepoint passes, or None if there is no such."""
-        key = tracepoint, tuple(modules)
-        if key not in self._known:  # a look-up walks all types: half a millisecond
-            self._known[key] = self._look_up(*key)
-        return self._known[key]
-
-    def _look_up(self, tracepoint: str, modules: Iterable[str]) -> int | None:
-        symbol = f"btf_trace_{tracepoint}".encode()
-        for btf in (*map(self._module, modules), self._btf):
-            if btf is not None:
-                found = library().btf__find_by_name_kind(btf, symbol, libbpf.BTF_KIND_TYPEDEF)
-                if found > 0:
-                    return _parameters(btf, found) - 1  # the first is the probe's own data
-        return None
-
-    def _module(self, name: str) -> int | None:
-        if name not in self._modules:
-            loaded = Path("/sys/kernel/btf", name).exists()
-            btf = library().btf__load_module_btf(name.encode(), self._btf) if loaded else None
-            self._modules[name] = btf or None
-        return self._modules[name]
-
-    def close(self) -> None:
-        for btf in self._modules.values():
-            if btf is not None:
-                library().btf__free(btf)
-        library().btf__free(self._btf)
-
-
-def _parameters(btf: int, typedef: int) -> int:
-    """Parameters of the function that a `btf_trace_` type points to.
-
-    Layout: struct btf_type of include/uapi/linux/btf.h; the third word of a typedef and of a
-    pointer is the type meant, the low half of a function's second how many parameters follow.
-    """
-    pointer = library().btf__type_by_id(btf, typedef).contents[2]
-    prototype = library().btf__type_by_id(btf, pointer).contents[2]
-    return int(library().btf__type_by_id(btf, prototype).contents[1]) & 0xFFFF
-
-
 class ProbeObject:
     """The linked object of all probes, opened anew for each attempt to load it.
 
-    A program is named `<stem>__<what>`; `programs` maps the whole name.
+    A program is named `<stem>__<what>`; `programs` maps the whole name. `types`: raw BTF to place
+    fields by, instead of the kernel's own.
     """
 
-    def __init__(self, path: Path = OBJECT) -> None:
+    def __init__(self, path: Path = OBJECT, types: bytes | None = None) -> None:
         if not path.exists():
             raise Unsupported(
                 f"the probes were not built ({path.name} is missing)",
@@ -208,8 +154,12 @@ class ProbeObject:
             )
         lib = library()
         libbpf.forget_words()
+        self._types = _in_memory(types) if types is not None else None
+        opts = libbpf.OpenOpts(sz=c.sizeof(libbpf.OpenOpts))
+        if self._types is not None:
+            opts.btf_custom_path = f"/proc/self/fd/{self._types}".encode()
         self.pointer = libbpf.present(
-            f"open {path.name}", lib.bpf_object__open_file(str(path).encode(), None)
+            f"open {path.name}", lib.bpf_object__open_file(str(path).encode(), c.byref(opts))
         )
         self.programs: dict[str, Pointer] = {}
         self.links: list[Pointer] = []
@@ -268,6 +218,9 @@ class ProbeObject:
             os.close(fd)
         self.link_fds.clear()
         library().bpf_object__close(self.pointer)
+        if self._types is not None:
+            os.close(self._types)
+            self._types = None
 
 
 class ProbeSession:
@@ -283,6 +236,12 @@ class ProbeSession:
         self.states = {stem: ProbeState(stem, "ok") for stem in self._probes}
         # What became of those that only a target with files on certain file systems needs.
         self.if_needed: dict[str, ProbeState] = {}
+        self.loader = settings.loader
+        if self.loader == "auto":
+            self.loader = "libbpf" if VMLINUX.exists() else "bcc"
+        self._types: bytes | None = None
+        self._attached: set[str] = set()
+        self._without_hook: set[str] = set()
         self._object: ProbeObject | None = None
         self._tick_fds: list[int] = []
         self._maps: dict[str, int] = {}
@@ -299,9 +258,13 @@ class ProbeSession:
 
         A program the kernel refuses is left out and the rest tried again.
         """
-        without = self._unavailable()
+        if self.loader == "bcc":
+            self._types = _types_of_headers(chosen=self.settings.loader == "bcc")
+            without = self._undescribed(self._types)
+        else:
+            without = self._unavailable()
         while self._object is None:
-            candidate = ProbeObject()
+            candidate = self._open()
             without |= {n for n in candidate.programs if n.partition("__")[0] not in self._probes}
             try:
                 candidate.load(self.settings, without)
@@ -314,6 +277,25 @@ class ProbeSession:
         self._maps = {n: int(library().bpf_map__fd(p)) for n, p in self._object.maps()}
         self._tail_bytes = self._object.value_bytes("quiet")
         self._map_memory()
+
+    def _open(self) -> ProbeObject:
+        return ProbeObject(OBJECT_WITHOUT_BTF, self._types) if self._types else ProbeObject()
+
+    def _undescribed(self, types: bytes) -> set[str]:
+        """Programs whose types the headers do not have; their probes are marked degraded."""
+        lacking = {
+            stem: [name for name in probe.types if not libbpf.has_struct(types, name)]
+            for stem, probe in self._probes.items()
+        }
+        names = self._open()
+        try:
+            without = {p for p in names.programs if lacking.get(p.partition("__")[0])}
+        finally:
+            names.close()
+        for program in sorted(without):
+            missing = lacking[program.partition("__")[0]]
+            self._leave_out(program, f"the kernel's headers do not describe {_or(missing)}")
+        return without
 
     def _unavailable(self) -> set[str]:
         """Programs whose tracepoint this kernel has not; their probes are marked degraded."""
@@ -352,20 +334,24 @@ class ProbeSession:
         """Why a program finds nothing to attach to here; "" if it does."""
         section, _, hook = names.section(program).partition("/")
         probe = self._probes.get(program.partition("__")[0])
-        if section != "tp_btf" or probe is None:
+        if section not in ("tp_btf", "fentry") or probe is None:
             return ""
         loaded = not probe.modules or any(map(kernel.has_module, probe.modules))
         # Without the module it may be built in: one look tells for all of the probe.
         if not loaded and not kernel.has_tracepoint(probe.needs[0][0]):
             if (_MODULES / probe.modules[0]).exists():
                 return f"the module {probe.modules[0]} carries no types (BTF)"
-            return f"the module {probe.modules[0]} was not loaded while recording ran"
+            return _not_loaded(probe)
+        if section == "fentry":
+            return (
+                "" if kernel.has_function(hook, probe.modules) else f"this kernel has no {hook}()"
+            )
         if not kernel.has_tracepoint(hook, probe.modules):
-            return f"this kernel has no tracepoint {hook}"
+            return _no_tracepoint(hook)
         if not kernel.has_tracepoint(hook) and "CAP_SYS_ADMIN" not in privilege.held():
             return f"without CAP_SYS_ADMIN the types of {hook}'s module cannot be had"
         wanted = next((v[program] for v in VARIANTS if program in v), None)
-        if wanted is not None and kernel.arguments(hook, probe.modules) != wanted:
+        if wanted and kernel.arguments(hook, probe.modules) != wanted:
             return f"this kernel has another form of the tracepoint {hook}"
         return ""
 
@@ -423,13 +409,22 @@ class ProbeSession:
                 minimum_kernel=MINIMUM,
                 next_step="`ttftprof doctor` shows what this kernel offers",
             ) from error
-        self._leave_out(found[1], error.detail)
+        self._leave_out(found[1], self._in_place_of(found[1], error.detail))
         return found[1]
 
+    def _in_place_of(self, program: str, refusal: str) -> str:
+        """Why a form is refused; of one that stands in for another, first why that is not there."""
+        for variants in VARIANTS:
+            for other in variants if program in variants else ():
+                if other in self._missing:
+                    return f"{self._missing[other]}; instead of it, {refusal}"
+        return refusal
+
     def _mark_absent(self) -> None:
-        """A degraded probe of which no program was loaded is absent."""
-        programs = [n for n in self._loaded.programs if self._loaded.is_loaded(n)]
-        left = {name.partition("__")[0] for name in (*programs, *self._late)}
+        """A degraded probe of which no program was loaded, or attached, is absent."""
+        loaded = {name for name in self._loaded.programs if self._loaded.is_loaded(name)}
+        there = (loaded - self._without_hook) | self._late.keys()
+        left = {name.partition("__")[0] for name in there}
         for states in (self.states, self.if_needed):
             for stem, state in states.items():
                 if state.state == "degraded" and stem not in left:
@@ -455,20 +450,48 @@ class ProbeSession:
     def attach(self) -> None:
         """Attaches all probes; the process tree first, so that no child slips through."""
         self._fill_dispatch()
-        programs = self._loaded.programs
-        for name in sorted(programs, key=lambda n: not n.startswith("process__")):
-            if self._loaded.is_loaded(name) and name not in HANDLERS:
-                try:
-                    self._attach_program(name, programs[name])
-                except BpfError as error:
-                    self._leave_out(name, str(error))
+        loaded = [n for n in self._loaded.programs if self._loaded.is_loaded(n)]
+        for name in sorted(loaded, key=lambda n: not n.startswith("process__")):
+            if name not in HANDLERS and name not in _OTHER_FORMS:
+                self._attach_first([name])
+        for variants in VARIANTS:
+            forms = [name for name in variants if name in loaded]
+            self._attach_first(sorted(forms, key=lambda n: -variants[n]))
+        self._mark_absent()
         self._attached_ns = now_ns()
+
+    def _attach_first(self, forms: Sequence[str]) -> None:
+        """The first of several forms that the kernel takes; what reads more arguments than a hook
+        passes, it refuses."""
+        refusals = []
+        if self._attached.intersection(forms):
+            return
+        for name in forms:
+            try:
+                self._attach_program(name, self._loaded.programs[name])
+            except BpfError as error:
+                refusals.append((name, error))
+            else:
+                self._attached.add(name)
+                return
+        self._without_hook |= {name for name, _ in refusals}
+        for name, refusal in refusals[:1]:
+            reason = self._in_place_of(name, self._why_not_attached(name, refusal))
+            self._leave_out(name, reason)
+
+    def _why_not_attached(self, name: str, error: BpfError) -> str:
+        if error.errno != errno.ENOENT:
+            return str(error)
+        probe = self._probes[name.partition("__")[0]]
+        if probe.modules and not any((_MODULES / m).exists() for m in probe.modules):
+            return _not_loaded(probe)
+        return _no_tracepoint(self._loaded.section(name).partition("/")[2])
 
     def _attach_program(self, name: str, program: Pointer) -> None:
         section = self._loaded.section(name)
         if section == "perf_event":
             self._attach_ticks(program)
-        elif section.startswith("tp_btf/"):
+        elif section.startswith(_HOOKED):
             link = library().bpf_program__attach(program)
             self._loaded.named_links[name] = libbpf.present(f"attach {name}", link)
 
@@ -545,9 +568,10 @@ class ProbeSession:
             self._loaded.links.append(libbpf.present("attach ticks", link))
             self._tick_fds.append(fd)
 
-    def drop(self, programs: Iterable[str], reason: str) -> None:
-        """Takes programs away while recording; their probe is degraded from then on."""
-        for name in programs:
+    def drop(self, programs: Collection[str], reason: str) -> None:
+        """Takes programs away while recording, whatever form serves for them; their probe is
+        degraded from then on."""
+        for name in (*programs, *(f"{program}_entry" for program in programs)):
             link = self._loaded.named_links.pop(name, None)
             if link is not None:
                 library().bpf_link__destroy(link)
@@ -559,7 +583,7 @@ class ProbeSession:
             libbpf.set_clock_hz(fd, hz)
         self.states["cpu"] = ProbeState("cpu", "degraded", reason, lost)
 
-    def seed(self, tgids: Iterable[int]) -> None:
+    def seed(self, tgids: Collection[int]) -> None:
         """Makes every thread of these processes a member, and notes what files they hold.
 
         Idempotent.
@@ -568,14 +592,22 @@ class ProbeSession:
         for key in wanted:
             libbpf.map_update(self._maps["seeds"], key, bytes(4))
         for name in _ITERATORS:
-            if self._loaded.is_loaded(name):
-                self._iterate(self._loaded.programs[name])
+            if name in self._loaded.programs and self._loaded.is_loaded(name):
+                self._iterate(name)
         for key in wanted:
             libbpf.map_delete(self._maps["seeds"], key)
+        if _HELD in self._loaded.programs and self._loaded.is_loaded(_HELD):
+            held = library().bpf_program__fd(self._loaded.programs[_HELD])
+            for tgid in tgids:
+                for fd, is_open in held_files(tgid):
+                    libbpf.run_program(held, (fd, tgid, is_open))
 
-    @staticmethod
-    def _iterate(program: Pointer) -> None:
-        """Runs an iterator program over everything it iterates."""
+    def _iterate(self, name: str) -> None:
+        """Runs an iterator program over everything it iterates; one that walks itself, once."""
+        program = self._loaded.programs[name]
+        if self._loaded.section(name) == "raw_tp":
+            libbpf.run_program(library().bpf_program__fd(program))
+            return
         link = libbpf.present(
             "attach an iterator", library().bpf_program__attach_iter(program, None)
         )
@@ -673,7 +705,7 @@ class ProbeSession:
         return {
             name: libbpf.program_counts(Path(f"/proc/self/fdinfo/{fd}").read_text())
             for name, fd in fds.items()
-            if name not in _ITERATORS
+            if name not in (*_ITERATORS, _HELD)
         }
 
     def close(self) -> None:
@@ -686,6 +718,37 @@ class ProbeSession:
         if self._object is not None:
             self._object.close()
             self._object = None
+
+
+def _not_loaded(probe: Probe) -> str:
+    return f"the module {probe.modules[0]} was not loaded while recording ran"
+
+
+def _no_tracepoint(hook: str) -> str:
+    return f"this kernel has no tracepoint {hook}"
+
+
+def _types_of_headers(chosen: bool) -> bytes:
+    """Compiled by bcc. Where nobody chose that, an error says why it was tried."""
+    try:
+        return compiled_types()
+    except Unsupported as error:
+        if chosen:
+            raise
+        hint = "; in Windows, `wsl --update` brings a kernel with BTF" if is_wsl() else ""
+        raise Unsupported(
+            f"this kernel carries no types (BTF), and {error.message}",
+            next_step=f"{error.next_step}{hint}; or a kernel with BTF, as distributions have since "
+            "2021",
+        ) from error
+
+
+def _in_memory(content: bytes) -> int:
+    """A descriptor of a file in memory."""
+    fd = os.memfd_create("types")
+    with os.fdopen(os.dup(fd), "wb") as file:
+        file.write(content)
+    return fd
 
 
 def _joined(before: str, now: str) -> str:

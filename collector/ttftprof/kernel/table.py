@@ -18,7 +18,8 @@ class Probe:
     `cost_of_absence` completes the sentence "without it, …". `needs` names the tracepoints it
     attaches to, with the kernel that brought each; `modules` those whose tracepoints they may be.
     `costs` are of single programs, where their absence costs less than that of the whole. A probe
-    with `filesystems` matters only to a target with files on one of them.
+    with `filesystems` matters only to a target with files on one of them. `types` are structures
+    that a kernel's headers may not describe, where they are asked instead of its BTF.
     """
 
     stem: str
@@ -29,10 +30,11 @@ class Probe:
     modules: tuple[str, ...] = ()
     filesystems: frozenset[str] = frozenset()
     costs: tuple[tuple[str, str], ...] = ()
+    types: tuple[str, ...] = ()
 
     def cost_of(self, program: str) -> str:
         """What is lost without one program of it."""
-        return dict(self.costs).get(program, self.cost_of_absence)
+        return dict(self.costs).get(program.removesuffix("_entry"), self.cost_of_absence)
 
     def serves(self, fstype: str) -> bool:
         """Whether files of this type (with or without a subtype, `fuse.sshfs`) need it."""
@@ -139,6 +141,7 @@ PROBES = (
         "io_uring reads",
         "reads through io_uring are not counted",
         (("io_uring_submit_req", "6.4"), ("io_uring_complete", "5.5")),
+        types=("io_kiocb",),
     ),
     Probe("marks", "library calls", "phases rest on files, processes, sockets and logs alone"),
     Probe(
@@ -158,6 +161,7 @@ PROBES = (
             ("nfs__readahead", "how much readahead the NFS client was asked for is unknown"),
             ("nfs__latency", "requests cannot be split into queue, wire and server"),
         ),
+        types=("nfs_pgio_header", "rpc_task"),
     ),
     Probe(
         "smb",
@@ -187,6 +191,7 @@ PROBES = (
         modules=("fuse",),
         filesystems=frozenset({"fuse", "fuseblk", "virtiofs"}),
         costs=(("fuse__readahead", "how much readahead the daemon was asked for is unknown"),),
+        types=("fuse_req",),
     ),
     Probe(
         "netfs",
@@ -195,10 +200,12 @@ PROBES = (
         (("netfs_sreq", "5.13"),),
         modules=("netfs",),
         filesystems=frozenset({"9p", "ceph", "afs"}),
+        types=("netfs_io_subrequest",),
     ),
 )
 
-# Programs for one hook whose arguments changed: the one with as many as this kernel passes serves.
+# Programs of which one serves, the first that this kernel has a hook for: one that passes so many
+# arguments (0: any), or, where a tracepoint is younger than the kernel, a function.
 VARIANTS: tuple[dict[str, int], ...] = (
     {"smb__make": 6, "smb__make_netfs": 8},
     {"smb__done": 6, "smb__done_netfs": 8},
@@ -207,6 +214,13 @@ VARIANTS: tuple[dict[str, int], ...] = (
     {"uring__complete": 3, "uring__complete_result": 7},
     {"offcpu__switch": 4, "offcpu__switch_before_5_18": 3},
     {"nfs__readahead": 3},
+    {"faults__fault": 0, "faults__fault_entry": 0},
+    {"faults__around": 0, "faults__around_entry": 0},
+    {"pagecache__get": 0, "pagecache__get_entry": 0},
+    {"sockets__ready": 0, "sockets__ready_entry": 0},
+    {"fuse__send": 0, "fuse__send_entry": 0},
+    {"fuse__send": 0, "fuse__wait_entry": 0},
+    {"fuse__end": 0, "fuse__end_entry": 0},
 )
 
 
