@@ -452,6 +452,8 @@ def _create(path: Path) -> int:
         for end in _SIDE_FILES[1:]:  # of a recording that was here before and was removed
             Path(f"{path}{end}").unlink(missing_ok=True)
     except FileExistsError as error:
+        if path.is_dir():
+            raise OutputError(f"{path} is a folder", "name a file with -o FILE") from error
         raise OutputError(
             f"{path} exists", "choose another -o FILE, or add --force to replace it"
         ) from error

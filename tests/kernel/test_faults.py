@@ -359,14 +359,12 @@ def test_a_signal_ends_the_recording_complete(
 
 def test_a_second_ctrl_c_does_no_harm(tmp_path: Path, busy: Process) -> None:
     seen = start_recording(tmp_path / "a.ttft", "--pid", str(busy.pid))
-    began = time.monotonic()
     for _ in range(20):
         seen.process.send_signal(signal.SIGINT)
         time.sleep(0.002)
         if seen.process.poll() is not None:
             break
-    assert seen.stop() == 0
-    assert time.monotonic() - began < 5
+    assert seen.stop() == 0  # it fails where that takes too long
     assert ending(seen.path) == (True, "interrupted")
     assert "Traceback" not in seen.output
 
@@ -396,7 +394,7 @@ def test_the_duration_counts(tmp_path: Path, sleeper: Process) -> None:
     arguments = ("--pid", str(sleeper.pid), "--duration", "0.7", "-o", "a.ttft")
     assert record(*arguments, cwd=tmp_path).code == 0
     with Reader(tmp_path / "a.ttft") as reader:
-        length_s = (reader.meta["end_ns"] - reader.meta["start_ns"]) / 1e9
+        length_s = (reader.meta["end_ns"] - reader.meta["armed_ns"]) / 1e9
         assert reader.complete
     assert 0.7 <= length_s < 5
 
@@ -568,7 +566,7 @@ def test_an_exit_code_is_not_lost_to_a_long_farewell(tmp_path: Path) -> None:
 
 def test_what_a_command_leaves_running_is_recorded_on(tmp_path: Path) -> None:
     """A server that puts itself into the background; what it does then is there."""
-    script = "(sleep 1.6; exec cat /bin/true) > /dev/null & exit 7"
+    script = "(sleep 5; exec cat /bin/true) > /dev/null & exit 7"
     seen = record("-o", "a.ttft", "--", "sh", "-c", script, cwd=tmp_path)
     assert seen.code == 7
     assert re.search(r"what it started runs on \(pid \d+", seen.said)

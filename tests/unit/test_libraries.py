@@ -173,6 +173,19 @@ def test_a_library_is_probed_once_whoever_maps_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("marked")
+def test_a_library_that_an_upgrade_deleted_is_probed_by_its_mapping(tmp_path: Path) -> None:
+    probed = Probed()
+    proc = fake_proc(tmp_path, mapping("/usr/lib/old.so.1 (deleted)"))
+    maps = proc / "7" / "map_files"
+    maps.mkdir()
+    (maps / "7f0000000000-7f0000001000").symlink_to(libbpf_path())
+    marks = probed.marks()
+    marks.scan(7, proc)
+    assert marks.attached == 3
+    assert {place[0] for place in probed.attached} == {str(maps / "7f0000000000-7f0000001000")}
+
+
+@pytest.mark.usefixtures("marked")
 @pytest.mark.parametrize(
     "line",
     [

@@ -416,6 +416,9 @@ def test_an_existing_output_is_left_alone(tmp_path: Path) -> None:
     path.write_text("precious")
     assert "exists" in refused_output(path).message
     assert path.read_text() == "precious"
+    folder = refused_output(tmp_path)
+    assert folder.message.endswith("is a folder")
+    assert "--force" not in folder.next_step
 
 
 def test_force_replaces_the_output_and_what_a_killed_recorder_left_beside_it(

@@ -150,8 +150,11 @@ class LibraryMarks:
         if key in self._seen:
             return
         self._seen.add(key)
-        # Through the mapping itself: right in any mount namespace, and for a deleted file.
+        # As the process sees it, in whatever mount namespace; a deleted file, as after an
+        # upgrade, by its mapping, which takes root.
         inside = proc / str(pid) / "root" / fields[5].lstrip("/")
+        if fields[5].endswith(" (deleted)"):
+            inside = proc / str(pid) / "map_files" / fields[0]
         self.probe(inside, shown=fields[5])
 
     def probe(self, path: Path, shown: str) -> None:
