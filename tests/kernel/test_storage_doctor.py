@@ -284,7 +284,7 @@ def test_this_programs_own_ceiling(tmp_path: Path) -> None:
 
 
 # The kernel may drop pages that nobody used for a while (DAMON does, a few at a time).
-PRESSED_OUT_BYTES = 512 << 10
+PRESSED_OUT_BYTES = 2 << 20
 
 
 def changed_bytes(before: list[tuple[int, int]], after: list[tuple[int, int]]) -> int:

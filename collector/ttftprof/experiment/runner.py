@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -43,11 +44,12 @@ from ttftprof.experiment.scenarios import Scenario
 from ttftprof.experiment.schedule import needs_restart
 from ttftprof.experiment.state import Check, ServerApi
 from ttftprof.experiment.store import Slot, Store
-from ttftprof.sources.processes import descendants, is_alive, read_process
+from ttftprof.sources.processes import ProcessFacts, descendants, is_alive, read_process
 from ttftprof.target import by_port
 
 _SETTLE_S = 0.1  # after arming; after the last answer, for its last bytes
 _RETRY_S = 0.02
+_LOADER_S = 2.0  # within which a server of several processes starts the one that loads
 _LOOK_AGAIN_S = 0.3  # whether a server that is awaited still lives
 _TELLING_REST_S = 0.2
 _MAX_CHUNKS = 2_000  # of an answer, whose stamps are kept
@@ -532,17 +534,26 @@ class _Session:
         if scenario.drive == "give_up":
             return self._ask(target, tokens, Limits(work.give_up_s, work.stall_s))
         if scenario.drive == "kill":
-            return self._ask(target, tokens, meanwhile=self._kill_the_loader)
+            kill = partial(self._kill_the_loader, {p.pid for p in self._server_processes()})
+            return self._ask(target, tokens, meanwhile=kill)
         return self._ask(target, tokens, streams=scenario.streams)
 
-    def _kill_the_loader(self) -> None:
-        """Kills the youngest process of the server: the one that loads, where there is one."""
-        time.sleep(self._plan.workload.kill_after_s)
+    def _server_processes(self) -> list[ProcessFacts]:
+        """The server and all below it."""
         root = self._server_pid()
-        if root is None:
-            return
-        below = [p for p in map(read_process, descendants({root})) if p is not None]
-        if len(below) < 2 and not (self._server.command or self._server.restart):
+        below = descendants({root}) if root is not None else set()
+        return [p for p in map(read_process, below) if p is not None]
+
+    def _kill_the_loader(self, before: set[int]) -> None:
+        """Kills the youngest process of the server: the one that loads, where there is one. A
+        server of several processes may take its time to start that one; `before`: who was there."""
+        time.sleep(self._plan.workload.kill_after_s)
+        until = time.monotonic() + _LOADER_S
+        while len(below := self._server_processes()) > 1 and before >= {p.pid for p in below}:
+            if time.monotonic() > until:
+                break  # it loads in a process that was there
+            time.sleep(0.01)
+        if not below or (len(below) < 2 and not (self._server.command or self._server.restart)):
             return  # nobody could start it again
         youngest = max(below, key=lambda p: (p.start_ticks, p.pid))
         with suppress(ProcessLookupError):
