@@ -13,7 +13,11 @@ for word in $line; do
 done
 how=trans=virtio,version=9p2000.L,msize=512000
 mount -t 9p -o ro,$how,cache=loose root /root || exec sh
-mount -t 9p -o rw,$how results "/root$results" || exec sh
+mkdir /checkout
+mount --bind "/root$repo" /checkout
 for folder in proc sys dev; do mount --move /$folder /root/$folder; done
 for folder in run tmp var/log var/cache var/lib/nfs var/lib/samba; do mount -t tmpfs t /root/$folder; done
+# A checkout below one of these, as in /tmp, is put back.
+[ -d "/root$repo" ] || { mkdir -p "/root$repo" && mount --move /checkout "/root$repo"; }
+mount -t 9p -o rw,$how results "/root$results" || exec sh
 exec switch_root /root /bin/bash "$repo/tests/lab/vm/guest.sh" "$repo" "$results" "$repo/.vm"
