@@ -393,7 +393,7 @@ def _set_aside(path: Path, locked: bool) -> list[tuple[Path, Path]]:
     begun: [(where it was, where it is)]. `locked`: who writes one holds a lock on it."""
     if path.exists() and not path.is_symlink() and not path.is_file():
         raise OutputError(f"{path} is no regular file", "name a file with -o FILE")
-    if path.exists() and not _is_ours(path):
+    if path.exists() and not (is_recording(path) or _is_empty(path)):
         raise OutputError(
             f"{path} is no recording of ttftprof: --force does not replace it",
             "choose another -o FILE",
@@ -428,8 +428,8 @@ def _is_written(path: Path) -> bool:
     return False
 
 
-def _is_ours(path: Path) -> bool:
-    """Whether a file is empty, or a recording by its header, whole or not.
+def is_recording(path: Path) -> bool:
+    """Whether a file is a recording by its header, whole or not.
 
     Layout: the database header of https://www.sqlite.org/fileformat2.html.
     """
@@ -438,9 +438,11 @@ def _is_ours(path: Path) -> bool:
             header = file.read(72)
     except OSError:
         return False
-    return not header or (
-        header.startswith(_MAGIC) and header[68:] == APPLICATION_ID.to_bytes(4, "big")
-    )
+    return header.startswith(_MAGIC) and header[68:] == APPLICATION_ID.to_bytes(4, "big")
+
+
+def _is_empty(path: Path) -> bool:
+    return path.is_file() and not path.stat().st_size
 
 
 def _create(path: Path) -> int:
@@ -697,7 +699,7 @@ def _open_read(path: Path) -> tuple[sqlite3.Connection, tempfile.TemporaryDirect
 
 def _lacks_log(path: Path) -> bool:
     """Whether a file was written together with a log that is not there; one that was closed is
-    whole. Layout: as in `_is_ours`."""
+    whole. Layout: as in `is_recording`."""
     try:
         with path.open("rb") as file:
             written_with_log = file.read(20)[18:] == b"\x02\x02"

@@ -32,6 +32,7 @@ _LIBC.mmap.argtypes = [
 _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _LIBC.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 _LIBC.memcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+_OVERLAYFS = 0x794C7630  # OVERLAYFS_SUPER_MAGIC, include/uapi/linux/magic.h
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 Range = tuple[int, int]
@@ -72,6 +73,15 @@ def cachestat(fd: int, start: int, end: int) -> int:
     return int(found.cache)
 
 
+def _file_system(fd: int) -> int:
+    """Its magic number: the first member of `struct statfs`."""
+    status = (ctypes.c_long * 32)()
+    if _LIBC.fstatfs(fd, status):
+        code = ctypes.get_errno()
+        raise OSError(code, f"fstatfs: {os.strerror(code)}")
+    return int(status[0])
+
+
 @dataclass(frozen=True, slots=True)
 class Mapping:
     """A read-only shared map of [start, start + length) of a file; raises OSError, as mmap does."""
@@ -109,7 +119,8 @@ def _mincore_pages(fd: int, start: int, end: int) -> bytes:
 
 
 def how_to_ask(fd: int) -> str:
-    """`cachestat`, or `mincore` where this kernel or file has none (before 6.5; hugetlbfs).
+    """`cachestat`, or `mincore` where this kernel or file has none (before 6.5; hugetlbfs), or it
+    looks at the wrong file: overlayfs keeps the pages with the file beneath, where mmap finds them.
 
     Raises PermissionError for one who neither owns the file nor may write it: the kernel then
     refuses cachestat, and mincore claims that all is cached (mm/mincore.c, can_do_mincore).
@@ -120,7 +131,8 @@ def how_to_ask(fd: int) -> str:
         if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP):
             raise
     else:
-        return "cachestat"
+        if _file_system(fd) != _OVERLAYFS:
+            return "cachestat"
     owner = os.fstat(fd).st_uid
     if os.geteuid() in (0, owner) or os.access(f"/proc/self/fd/{fd}", os.W_OK):
         return "mincore"

@@ -139,17 +139,35 @@ def test_readahead_is_the_file_systems_own_on_btrfs(tmp_path: Path) -> None:
         assert readahead.read_ahead_kb == int(readahead.read_ahead_file.read_text())
 
 
-def test_overlay_leads_to_the_file_system_below(tmp_path: Path) -> None:
-    lower, upper, work, merged = (tmp_path / n for n in ("lower", "upper", "work", "merged"))
-    for folder in (lower, upper, work, merged):
-        folder.mkdir()
-    (lower / "m.gguf").write_bytes(bytes(4 * MIB))
+@contextmanager
+def overlay(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """(the folder below, where it is seen through overlayfs)."""
+    lower, upper, work, merged = (folder / n for n in ("lower", "upper", "work", "merged"))
+    for made in (lower, upper, work, merged):
+        made.mkdir()
     sh("mount", "-t", "overlay", "overlay", "-o",
        f"lowerdir={lower},upperdir={upper},workdir={work}", merged)  # fmt: skip
     try:
-        found = doctor("--stack-only", merged / "m.gguf")
+        yield lower, merged
     finally:
         sh("umount", merged)
+
+
+def test_a_cached_file_is_left_alone_behind_overlayfs(tmp_path: Path) -> None:
+    """Its pages are those of the file beneath."""
+    with overlay(tmp_path) as (lower, merged):
+        model = cold(lower / "m.gguf", 16)
+        warm(model, (0, 16 * MIB))
+        found = doctor("--quick", merged / "m.gguf")
+        assert found["bytes_read"] == 0
+        assert found["verdict"]["verdict"] == "cache worked"
+        assert changed_bytes([], absent_of(model)) <= PRESSED_OUT_BYTES
+
+
+def test_overlay_leads_to_the_file_system_below(tmp_path: Path) -> None:
+    with overlay(tmp_path) as (lower, merged):
+        (lower / "m.gguf").write_bytes(bytes(4 * MIB))
+        found = doctor("--stack-only", merged / "m.gguf")
     assert found["stack"]["facts"]["the file is in"] == str(lower)
     assert found["stack"]["below"][0]["facts"]["type"] == stack_of(str(lower)).fstype
 

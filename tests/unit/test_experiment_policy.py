@@ -77,6 +77,13 @@ def test_local_against_nas_is_a_setting_that_helped() -> None:
     assert advised(made, slower) == []
 
 
+def test_a_faster_phase_that_the_noise_of_the_whole_hides_is_no_advice() -> None:
+    server = {"url": "http://h:1", "models": ["a", "b"], "command": "srv --dir {disk}"}
+    made = plan(scenarios=["cold-switch"], runs=12, server=server, vary={"disk": ["/nas", "/ssd"]})
+    waits = {("cold-switch", "disk=/nas"): 10.0, ("cold-switch", "disk=/ssd"): 9.9}
+    assert advised(made, waits, noise=0.3) == []
+
+
 def test_a_difference_within_the_noise_is_no_advice() -> None:
     made = plan(scenarios=["cold-switch", "re-switch"], runs=8)
     waits = {("cold-switch", "as given"): 2.01, ("re-switch", "as given"): 2.0}

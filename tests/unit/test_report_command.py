@@ -12,8 +12,10 @@ from subprocess import CompletedProcess
 import pytest
 from click.testing import CliRunner, Result
 
+from ttftprof.cli import output
 from ttftprof.cli.report import command
-from ttftprof.errors import RecordingError, Unsupported, UsageError
+from ttftprof.errors import OutputError, RecordingError, Unsupported, UsageError
+from ttftprof.recording import Writer
 from unit import report_samples as samples
 from unit.recordings import router_switch
 
@@ -178,3 +180,40 @@ def test_importing_the_command_loads_neither_rich_nor_numpy() -> None:
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
     assert found.stdout.strip() == b"[]"
+
+
+def test_a_recording_is_never_replaced_by_what_is_made_of_one(
+    recordings: Path, tmp_path: Path
+) -> None:
+    """As `report --html *.ttft` would."""
+    path = tmp_path / "precious.ttft"
+    Writer(path).close(complete=True)
+    before = path.read_bytes()
+    for page in (path, tmp_path / "link"):
+        if not page.exists():
+            page.symlink_to(path)
+        result = run(recordings, "cold.ttft", "--html", str(page))
+        assert isinstance(result.exception, OutputError)
+        assert "is a recording" in result.exception.message
+    assert path.read_bytes() == before
+
+
+def test_a_page_goes_through_a_link_and_into_a_pipe(recordings: Path, tmp_path: Path) -> None:
+    target, link, pipe = tmp_path / "page.html", tmp_path / "link.html", tmp_path / "pipe"
+    target.write_text("old")
+    link.symlink_to(target)
+    assert run(recordings, "cold.ttft", "--html", str(link)).exception is None
+    assert link.is_symlink()
+    assert target.read_text().startswith("<!doctype html>")
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True) as reader:
+        assert run(recordings, "cold.ttft", "--html", str(pipe)).exception is None
+        assert reader.stdout
+        assert reader.stdout.read().startswith("<!doctype html>")
+    assert pipe.is_fifo()
+    with pytest.raises(OutputError, match="is a folder"), output.text_file(tmp_path):
+        pass
+
+
+def test_a_page_on_standard_output(recordings: Path) -> None:
+    assert printed(recordings, "cold.ttft", "--html", "-").startswith("<!doctype html>")

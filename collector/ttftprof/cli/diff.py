@@ -76,7 +76,7 @@ def _write_html(comparisons: Sequence[Comparison], page: Path) -> None:
 
     with output.text_file(page) as out:
         html.write_comparison(comparisons, out)
-    click.echo(f"wrote {page}; open it in a browser", err=True)
+    output.say_written(page)
 
 
 def _wait(path: Path, identity: str | None, default: Callable[[Report], Request | None]) -> Wait:

@@ -125,6 +125,13 @@ def text_file(path: Path) -> Iterator[TextIO]:
         yield out
 
 
+def say_written(page: Path) -> None:
+    """Where a page is and how big, if it is a file."""
+    if page.is_file():
+        size = f"{page.stat().st_size / 1e6:.1f} MB"
+        click.echo(f"wrote {page} ({size}); open it in a browser", err=True)
+
+
 @contextmanager
 def binary_file(path: Path) -> Iterator[BinaryIO]:
     """As `text_file`, for bytes."""
@@ -137,6 +144,20 @@ def binary_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _replaced(path: Path) -> Iterator[Path]:
+    """What to write to instead of `path`, which it then becomes: whole, or not at all. A device or
+    a pipe is written as it is; a recording is never replaced by what is made of one."""
+    from ttftprof.recording import is_recording
+
+    if path.is_dir():
+        raise OutputError(f"{path} is a folder", "name a file in it")
+    if (path.exists() and not path.is_file()) or path.is_relative_to("/dev"):
+        yield path
+        return
+    path = path.resolve()
+    if is_recording(path):
+        raise OutputError(
+            f"{path} is a recording, which the output would replace", "name another file"
+        )
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield partial

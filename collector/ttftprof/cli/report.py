@@ -119,7 +119,7 @@ def _write_html(files: Sequence[Path], request_id: str | None, page: Path) -> No
     reports = _only([_analysed(path) for path in files], request_id)
     with output.text_file(page) as out:
         html.write(reports, out)
-    click.echo(f"wrote {page} ({page.stat().st_size / 1e6:.1f} MB); open it in a browser", err=True)
+    output.say_written(page)
 
 
 def _analysed(path: Path) -> Report:

@@ -162,9 +162,11 @@ def _of_variants(findings: Findings) -> Iterator[Advice]:
 
 def _adopted(change: Contrast) -> Iterator[Advice]:
     ttft = change.metric("ttft")
-    if change.direction != "faster" or ttft is None or ttft.shift.shift.interval is None:
-        return
+    if ttft is None or not ttft.beyond or ttft.shift.shift.interval is None:
+        return  # a phase may have become faster, and the whole not
     interval = ttft.shift.shift.interval
+    if interval.high >= 0:
+        return
     yield Advice(
         change=f"adopt {change.other[1]}",
         when=change.other[0],
