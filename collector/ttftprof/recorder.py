@@ -45,7 +45,7 @@ from ttftprof.governor import BUDGET, PYTHON, RECORDER, SLOWER, TICK_HZ, Decisio
 from ttftprof.kernel.session import ProbeSession, Settings
 from ttftprof.kernel.statistics import ALL_OF_WINDOWS, Windows
 from ttftprof.recording import Sink, Source
-from ttftprof.sources.gpu import Gpus
+from ttftprof.sources.gpu import Gpus, before_others
 from ttftprof.sources.libraries import LibraryMarks
 from ttftprof.sources.memory import limit_of as memory_limit
 from ttftprof.sources.metrics import EngineMetrics
@@ -227,9 +227,10 @@ class Recorder:
         self.progress.started_ns = now_ns()
         self.writer.set_meta("armed_ns", self.progress.started_ns)
         self.writer.commit()
-        armed()
-        # Last, for what a thread may do is its own. A driver may take seconds to wake.
-        self._gpus.start()
+        with before_others():
+            armed()
+            # Last, for what a thread may do is its own. A driver may take seconds to wake.
+            self._gpus.start()
 
     def _sample_mounts(self, when: str) -> None:
         """The kernel's own counters of network mounts, whose growth the probes are held against."""

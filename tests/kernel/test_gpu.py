@@ -54,6 +54,7 @@ class Run:
     state: State
     path: Path
     calls: list[DriverSpan] = field(default_factory=list)
+    policies: list[int] = field(default_factory=list)  # of the recorder's threads, while it ran
 
     def named(self, name: str) -> list[DriverSpan]:
         return [call for call in self.calls if call.name == name]
@@ -86,6 +87,7 @@ def record_process(libraries: Path, folder: Path, pause_s: float = 0.4) -> Run:
     try:
         with recording(folder / "gpu.ttft", "--pid", str(process.pid)) as recorded:
             output, _ = process.communicate("go\n", timeout=30)
+            policies = policies_of(recorded.process.pid)
             time.sleep(pause_s)
     finally:
         os.environ.pop("FAKE_GPU_STATE")
@@ -97,7 +99,14 @@ def record_process(libraries: Path, folder: Path, pause_s: float = 0.4) -> Run:
     spans = [tuple(span) for span in told["spans"]]
     run = Run(spans, told["pid"], told["refused"], timeline, state, recorded.path)
     run.calls = list(timeline.gpu.calls[told["pid"]])
+    run.policies = policies
     return run
+
+
+def policies_of(pid: int) -> list[int]:
+    """How the kernel schedules each thread; the first thread comes first."""
+    tids = sorted(int(task.name) for task in Path(f"/proc/{pid}/task").iterdir())
+    return [os.sched_getscheduler(tid) for tid in tids]
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +221,14 @@ def test_the_report_names_the_gpu_and_nothing_is_missed(runs: list[Run]) -> None
     assert (with_state["gpu"].state, with_state["gpu"].reason) == ("ok", "Fake GPU")
 
 
-def test_the_samples_keep_their_schedule_under_load(runs: list[Run]) -> None:
+def test_the_sampler_alone_goes_before_threads_that_compute(runs: list[Run]) -> None:
+    """In a recorder that has given up root by then."""
+    for run in runs:
+        assert run.policies[0] == os.SCHED_OTHER
+        assert run.policies[1:].count(os.SCHED_RR) == 1
+
+
+def test_the_samples_keep_their_schedule(runs: list[Run]) -> None:
     """±2 ms at the median, whatever the process did meanwhile."""
     medians = []
     for run in runs:

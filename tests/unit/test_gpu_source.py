@@ -121,7 +121,8 @@ def state(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sta
 @pytest.fixture
 def running(state: State) -> Iterator[Gpus]:
     gpus = Gpus([nvml.Nvml()])
-    gpus.start()
+    with gpu.before_others():
+        gpus.start()
     yield gpus
     gpus.stop()
 

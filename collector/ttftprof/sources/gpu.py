@@ -14,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -201,7 +201,6 @@ class Sampler:
         if not self.open():
             return
         self._spawn("gpu-slow", self._run_slowly)
-        _go_first()
         schedule, pace = Schedule(self._clock(), PERIOD_NS), Pace(self._clock())
         while self._wait(schedule):
             turn, cpu_ns = pace.turn(schedule.tick), time.thread_time_ns()
@@ -214,6 +213,7 @@ class Sampler:
             self.vendor.close()
 
     def _run_slowly(self) -> None:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         schedule = Schedule(self._clock(), SLOW_PERIOD_NS)
         while self._wait(schedule):
             self.sample_slowly(schedule.tick)
@@ -359,12 +359,20 @@ class Gpus:
         return Source("gpu", "ok", ", ".join(names))
 
 
-def _go_first() -> None:
-    """Before all threads that compute, where the kernel allows it: this one needs less than a
-    hundredth of a core, and needs it on time."""
-    with suppress(OSError):
-        first = os.SCHED_RR | os.SCHED_RESET_ON_FORK
-        os.sched_setscheduler(threading.get_native_id(), first, os.sched_param(1))
+@contextmanager
+def before_others() -> Iterator[None]:
+    """Threads that are started within go before all that compute, where the kernel allows it: a
+    sampler needs less than a hundredth of a core, and needs it on time. They inherit it from this
+    one, which may ask for it only while it is root."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    except OSError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def _take(found: deque[Any]) -> list[Any]:
