@@ -95,9 +95,26 @@ def test_a_scenario_that_is_gone_is_told(base: Path, tmp_path: Path) -> None:
     here = stored(
         tmp_path / "x", plan(scenarios=["resident"], runs=6), lambda _: result({"prefill": 1e8})
     )
-    code, output = check(here, "--baseline", base, "--undecided", "fail")
+    code, output = check(here, "--baseline", base)
     assert code == 1
     assert "❔ absent" in output
+    assert "no regression" not in output
+
+
+def test_where_every_run_failed_the_check_fails(base: Path, tmp_path: Path) -> None:
+    here = experiment(tmp_path / "x", lambda _: result(None, outcome="refused", as_expected=False))
+    code, output = check(here, "--baseline", base)
+    assert code == 1
+    assert "no runs of this here that count" in output
+
+
+def test_a_phase_that_no_run_tells_fails_the_check(base: Path, tmp_path: Path) -> None:
+    """As where they were not recorded."""
+    blind = experiment(tmp_path / "x", lambda slot: result(None, value_ns=500_000_000 + slot.run))
+    code, output = check(blind, "--baseline", blind, "--phase", "load")
+    assert code == 1
+    assert "no run of the baseline tells its load" in output
+    assert "no run here tells its load" in check(blind, "--baseline", base, "--phase", "load")[1]
 
 
 def test_what_is_not_the_same_is_told(tmp_path: Path) -> None:

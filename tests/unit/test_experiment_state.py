@@ -9,15 +9,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from ttftprof.experiment import state
 from ttftprof.experiment.fingerprint import Load, differences, fingerprint
+from ttftprof.experiment.runner import _Session
 from ttftprof.experiment.state import GpuMemory, ServerApi
 from ttftprof.gpu_rows import Valid
 from ttftprof.sources.gpu import GpuAbsent, Look, Vendor
+from unit.experiment_samples import plan
 
 SIZE = 8 << 20
 
@@ -285,3 +287,20 @@ def test_load_is_a_share_of_all_cores() -> None:
     found = load.as_json()
     assert found["load"] >= 0
     assert found["busy"] is None or 0 <= found["busy"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        (["false"], "it ended with 1"),
+        (["/no/such/program"], "it could not be run: FileNotFoundError"),
+    ],
+)
+def test_a_restart_that_failed_is_no_restart(command: list[str], found: str) -> None:
+    server = {"url": "http://127.0.0.1:1", "models": ["a", "b"], "restart": command}
+    server["stderr_to"] = os.devnull
+    made = plan(scenarios=["resident"], runs=6, server=server)
+    runner = _Session(made, cast(Any, None), cast(Any, None))
+    runner._variant = runner._base
+    (check,) = runner._start_again()
+    assert (check.met, check.found) == (False, found)

@@ -66,7 +66,8 @@ def command(
     """Tell whether an experiment became slower than an earlier one; for CI.
 
     RESULT and the baseline are folders of `ttftprof bench`. Prints a Markdown table. A regression
-    is slower by more than the limit and beyond chance: noise alone does not fail a job.
+    is slower by more than the limit and beyond chance: noise alone does not fail a job. What the
+    baseline has and RESULT cannot tell, for instance because every run failed, fails it.
     """
     from ttftprof.cli.bench import need_scipy
 
@@ -84,7 +85,8 @@ def command(
     if junit is not None:
         with output.binary_file(junit) as file:
             experiment_gate.write_junit(found, file)
-    return int(bool(found.regressed) or (undecided == "fail" and bool(found.undecided)))
+    too_few = undecided == "fail" and bool(found.undecided)
+    return int(bool(found.regressed) or bool(found.absent) or too_few)
 
 
 def _share(text: str) -> float:

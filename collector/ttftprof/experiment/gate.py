@@ -47,7 +47,11 @@ class Gate:
 
     @property
     def undecided(self) -> tuple[Checked, ...]:
-        return tuple(one for one in self.checked if one.result in ("undecided", "absent"))
+        return tuple(one for one in self.checked if one.result == "undecided")
+
+    @property
+    def absent(self) -> tuple[Checked, ...]:
+        return tuple(one for one in self.checked if one.result == "absent")
 
 
 def gate(
@@ -105,7 +109,7 @@ def _checked(
     base_median = before.median.value if before else None
     share = shift.shift.value / base_median if shift is not None and base_median else None
     if shift is None or p is None or base_median is None:
-        result, why = "absent", "no runs of this here that count"
+        result, why = "absent", _why_absent(known, found, metric)
     elif shift.smallest_p * questions > alpha:
         needed = runs_needed(questions, alpha, paired=False)
         result, why = "undecided", f"too few runs to say: {needed} a side are needed"
@@ -116,6 +120,14 @@ def _checked(
     return Checked(
         known.scenario, known.variant, metric, result, base_median, median, shift, p, share, why
     )
+
+
+def _why_absent(known: Condition, found: Condition | None, metric: str) -> str:
+    if not known.values(metric):
+        return f"no run of the baseline tells its {metric}: was it recorded?"
+    if found is None or not found.counted:
+        return "no runs of this here that count"
+    return f"no run here tells its {metric}: was it recorded?"
 
 
 def _result(shift: float, base_median: float, sure: bool, limit: float) -> str:

@@ -567,22 +567,36 @@ class _Session:
         self._set_cache(scenario)
         result.checks += self._verify(scenario)
         began_ns = now_ns()
-        self._start_again()
+        result.checks += self._start_again()
         answer, result.attempts = self._await_answer(self._server.target)
         return began_ns, [answer]
 
-    def _start_again(self) -> None:
+    def _start_again(self) -> list[Check]:
+        """What became of the plan's own command for it; a server of ours just starts."""
         assert self._variant is not None
         if self._keeper is not None:
             self._keeper.start(self._command(self._variant), self._environment(self._variant))
         elif self._server.restart:
-            subprocess.run(
+            before, ended = self._server_pid(), self._run_restart()
+            after = self._server_pid()
+            is_new = ended == "it ended with 0" and (after is None or after != before)
+            found = ended if ended != "it ended with 0" or is_new else "the same process serves"
+            return [Check("restart", "a server started again", found, is_new, "server.restart")]
+        return []
+
+    def _run_restart(self) -> str:
+        """How the plan's command to start the server again ended, in words."""
+        try:
+            done = subprocess.run(
                 self._server.restart,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 check=False,
                 timeout=self._server.ready_timeout_s,
             )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"it could not be run: {type(error).__name__}"
+        return f"it ended with {done.returncode}"
 
     def _settle(
         self,

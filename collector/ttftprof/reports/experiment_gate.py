@@ -19,7 +19,7 @@ def write_markdown(gate: Gate, out: TextIO) -> None:
 
 
 def _lines(gate: Gate) -> Iterator[str]:
-    verdict = "regressed" if gate.regressed else "no regression"
+    verdict = "regressed" if gate.regressed else "not told" if gate.absent else "no regression"
     yield f"## ttftprof check: {verdict}"
     yield ""
     yield (
@@ -67,7 +67,7 @@ def write_junit(gate: Gate, out: BinaryIO) -> None:
         tests=str(len(gate.checked)),
         failures=str(len(gate.regressed)),
         skipped=str(len(gate.undecided)),
-        errors="0",
+        errors=str(len(gate.absent)),
     )
     for one in gate.checked:
         case = Tree.SubElement(
@@ -80,7 +80,9 @@ def write_junit(gate: Gate, out: BinaryIO) -> None:
         if one.result == "regressed":
             message = f"{_ns(one.base_median)} → {_ns(one.median)}, {_change(one)}"
             Tree.SubElement(case, "failure", message=message).text = _interval(one)
-        elif one.result in ("undecided", "absent"):
+        elif one.result == "absent":
+            Tree.SubElement(case, "error", message=plain(one.why))
+        elif one.result == "undecided":
             Tree.SubElement(case, "skipped", message=plain(one.why))
     Tree.indent(suite)
     Tree.ElementTree(suite).write(out, encoding="utf-8", xml_declaration=True)

@@ -7,6 +7,7 @@ slices are made as they are asked for, never all of a recording at once. Pure; n
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -230,13 +231,20 @@ def _io(timeline: Timeline, numbers: Iterator[int]) -> Iterator[Track]:
     lanes = _lanes(asked)
     used = np.unique(lanes[lanes != _NO_LANE]).tolist()
     if used:
-        paths = {f.ino: plain(f.path, _NAME) for f in timeline.files.values()}
+        paths = _paths_by_inode(timeline)
         group = next(numbers)
         yield Track(group, None, "requests to storage", "group")
         for lane in used:
             where = np.flatnonzero(lanes == lane).astype(np.int32)
             slices = Slices(partial(_reads, asked, where, paths))
             yield Track(next(numbers), group, f"in flight {lane + 1}", "io", slices)
+
+
+def _paths_by_inode(timeline: Timeline) -> dict[int, str]:
+    """A request to a disk names an inode, not its file system: one of two files names neither."""
+    files = timeline.files.values()
+    times = Counter(file.ino for file in files)
+    return {file.ino: plain(file.path, _NAME) for file in files if times[file.ino] == 1}
 
 
 _ASKED = np.dtype([("start_ns", "<i8"), ("end_ns", "<i8"), ("ino", "<u8"), ("bytes", "<i8")])
