@@ -70,6 +70,10 @@ def test_a_plan_survives_being_stored() -> None:
         (('"readahead=1024"', '"readahead=4096"'), 38, "this plan has readahead=1024"),
         (('direction = "lower"', 'direction = "down"'), 41, "choose from lower, higher"),
         (('at_least = "10%"', 'at_least = "much"'), 42, 'give a share such as "15%"'),
+        (("readahead = [128, 1024]", 'readahead = ["²", "128"]'), 34, "give KiB"),
+        (("readahead = [128, 1024]", 'argv = ["", "it\'s"]'), 34, "is no command"),
+        (("http://127.0.0.1:8080", "http://[::1"), 15, "Invalid IPv6 URL"),
+        (('baseline = "resident"', 'baseline = "residnt"'), 12, "choose from cold-switch"),
     ],
 )
 def test_a_fault_is_told_with_its_line(change: tuple[str, str], line: int, says: str) -> None:
@@ -157,3 +161,11 @@ def test_secrets_of_a_plan_are_not_written_down() -> None:
     other = MINIMAL + "command = ['llama-server', '--api-key', 'sk-other', '--port', '8080']\n"
     assert plan(other).public()["server"]["command"] == made.public()["server"]["command"]
     assert plan(other).digest() != made.digest()
+
+
+def test_an_address_in_brackets_stays_one() -> None:
+    assert plan(MINIMAL.replace("127.0.0.1", "[::1]")).server.address == ("::1", 8080)
+
+
+def test_files_of_a_model_are_paths() -> None:
+    assert "of a must be a path" in faults(f"{MINIMAL}files = {{ a = 5 }}\n")

@@ -136,6 +136,9 @@ def _plan(path: Path | None, options: Mapping[str, Any]) -> Plan:
     if path is not None:
         raw, text = plans.read_toml(path)
         source = str(path)
+        for table in ("experiment", "server", "vary"):
+            if not isinstance(raw.get(table, {}), dict):
+                raise UsageError(f"{path}: {table} must be a table", f"write [{table}]")
         raw.setdefault("experiment", {}).setdefault("name", path.stem)
     _override(raw, options)
     return plans.from_mapping(raw, source, text)

@@ -132,7 +132,7 @@ class _Metrics:
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
-        if not port.isdigit() or int(port) > 65535:
+        if not (port.isascii() and port.isdigit()) or int(port) > 65535:
             raise UsageError(f"--prometheus {address!r} is no address", "give PORT or HOST:PORT")
         try:
             from ttftprof.reports.prometheus import Metrics

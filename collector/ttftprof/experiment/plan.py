@@ -118,10 +118,13 @@ def _words(value: Any) -> tuple[str, ...]:
 def _texts_by_name(value: Any) -> dict[str, tuple[str, ...]]:
     if not isinstance(value, Mapping):
         raise _Bad(f"must be a table, not {value!r}")
-    return {
-        str(name): tuple(_text(p) for p in ([paths] if isinstance(paths, str) else paths))
-        for name, paths in value.items()
-    }
+    found = {}
+    for name, paths in value.items():
+        listed = [paths] if isinstance(paths, str) else paths
+        if not isinstance(listed, list):
+            raise _Bad(f"of {name} must be a path or a list of paths, not {paths!r}")
+        found[str(name)] = tuple(map(_text, listed))
+    return found
 
 
 def _text_by_name(value: Any) -> dict[str, str]:
@@ -134,19 +137,20 @@ def _url(value: Any) -> str:
     text = _text(value)
     if "://" not in text:
         text = f"http://{text}"
-    parts = urlsplit(text)
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError as error:
+        raise _Bad(f"is {value!r}: {error}") from error
     if parts.scheme != "http":
         raise _Bad(
             f"is {value!r}; give the http:// address of the server itself "
             "(what is encrypted cannot be recorded)"
         )
-    try:
-        port = parts.port
-    except ValueError as error:
-        raise _Bad(f"is {value!r}: {error}") from error
     if not parts.hostname or parts.username or parts.password or parts.query:
         raise _Bad(f"is {value!r}; give it as http://HOST:PORT")
-    return f"http://{parts.hostname}:{port or 80}{parts.path.rstrip('/')}"
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"http://{host}:{port or 80}{parts.path.rstrip('/')}"
 
 
 def _share(value: Any) -> float:
@@ -478,6 +482,11 @@ def _contradictions(plan: Plan) -> Iterator[Fault]:
 
 def _of_scenarios(plan: Plan) -> Iterator[Fault]:
     place = ("experiment", "scenarios")
+    if plan.baseline not in SCENARIOS:
+        yield (
+            ("experiment", "baseline"),
+            f"is {plan.baseline!r}; choose from {', '.join(SCENARIOS)}",
+        )
     for name in plan.scenarios:
         scenario = SCENARIOS.get(name)
         if scenario is None:
@@ -495,10 +504,14 @@ def _of_scenarios(plan: Plan) -> Iterator[Fault]:
 def _of_factor(plan: Plan, factor: Factor) -> Iterator[Fault]:
     place, name = ("vary", *factor.name.split(".")), factor.name
     if name == READAHEAD:
-        bad = [v for v in factor.values if not v.isdigit() or not 0 < int(v) <= 1 << 20]
+        bad = [v for v in factor.values if not re.fullmatch("[1-9][0-9]{0,6}", v)]
         if bad:
             yield place, f"has {bad[0]!r}; give KiB, as in [128, 1024]"
         return
+    if name in (ARGV, COMMAND):
+        yield from (
+            (place, f"has {v!r}, which is no command") for v in factor.values if not _splits(v)
+        )
     if name == MMAP and set(factor.values) - {"on", "off"}:
         yield place, 'takes the values ["on", "off"]'
     if name.startswith(REQUEST_PREFIX):
@@ -513,6 +526,14 @@ def _of_factor(plan: Plan, factor: Factor) -> Iterator[Fault]:
             f"is no known factor ({READAHEAD}, {MMAP}, {ARGV}, {COMMAND}, env.NAME, "
             f"request.FIELD), and {{{name}}} stands nowhere in server.command or server.files",
         )
+
+
+def _splits(text: str) -> bool:
+    try:
+        shlex.split(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_start_factor(name: str) -> bool:
