@@ -150,8 +150,14 @@ def test_nobody_there_and_one_that_never_answers() -> None:
     assert "4318" in told.value.next_step
 
 
+def test_a_host_name_that_cannot_be_one_cannot_be_reached() -> None:
+    with pytest.raises(OutputError, match="cannot be reached"):
+        send(samples.cold(), f"http://{'x' * 70}.example/")
+
+
 @pytest.mark.parametrize(
-    "url", ["localhost:4318", "ftp://h/", "http://", "http://u:secret@h/", "http://h:99999/", "http://[x/"]
+    "url", ["localhost:4318", "ftp://h/", "http://", "http://u:secret@h/", "http://h:99999/", "http://[x/",
+     "http://ä.example/", "http://h/ä"]
 )  # fmt: skip
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(UsageError) as told:
@@ -163,7 +169,7 @@ def test_what_is_no_address_is_refused(url: str) -> None:
 def test_headers_that_are_none_are_refused_without_showing_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for value in ("hunter2", "a=x%0d%0ahunter2: 1", "=hunter2"):
+    for value in ("hunter2", "a=x%0d%0ahunter2: 1", "=hunter2", "k=%E2%82%AC", "x:y=1"):
         monkeypatch.setenv(HEADERS_VARIABLE, value)
         with pytest.raises(UsageError) as told:
             send(samples.cold(), "http://127.0.0.1:9")

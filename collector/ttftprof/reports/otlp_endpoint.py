@@ -10,6 +10,7 @@ import http.client
 import io
 import json
 import os
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -48,13 +49,17 @@ def send(report: Report, endpoint: str, timeout_s: float = TIMEOUT_S) -> int:
             + (f": {told}" if told else ""),
             _next_step(error.code),
         ) from error
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, UnicodeError) as error:
         reason = getattr(error, "reason", error)
         raise OutputError(
             f"{_shown(url)} cannot be reached: {plain(reason, _TOLD)}",
             "is a collector running there? its OTLP/HTTP receiver usually has port 4318",
         ) from error
     return spans
+
+
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6.2
+_VALUE = re.compile(r"[\x20-\x7e\xa0-\xff]*")  # what an HTTP header can hold
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -66,6 +71,7 @@ def _url(endpoint: str) -> str:
     try:
         parts = urlsplit(endpoint)
         sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        sound = sound and endpoint.isascii() and endpoint.isprintable() and " " not in endpoint
     except ValueError:
         sound = False
     if not sound or parts.username or parts.password:
@@ -88,7 +94,7 @@ def _headers(environment: Mapping[str, str]) -> dict[str, str]:
     for pair in filter(None, environment.get(HEADERS_VARIABLE, "").split(",")):
         name, is_pair, value = pair.partition("=")
         name, value = name.strip(), unquote(value.strip())
-        if not is_pair or not name.isascii() or not name or not value.isprintable():
+        if not is_pair or not _HEADER.fullmatch(name) or not _VALUE.fullmatch(value):
             raise UsageError(
                 f"{HEADERS_VARIABLE} is not of the form key=value,key=value",
                 "percent-encode what is special in a value",

@@ -57,7 +57,7 @@ class _Trace:
         snapshot.primary_trace_clock = _MONOTONIC
         snapshot.clocks.add(clock_id=_MONOTONIC, timestamp=report.start_ns)
         if report.realtime_offset_ns is not None:
-            wall_ns = report.start_ns + report.realtime_offset_ns
+            wall_ns = max(report.start_ns + report.realtime_offset_ns, 0)
             snapshot.clocks.add(clock_id=_REALTIME, timestamp=wall_ns)
         self._builder.write_packet(packet)
 
@@ -86,10 +86,12 @@ class _Trace:
             event.type, event.name = protos.TrackEvent.TYPE_SLICE_BEGIN, piece.name
             for name, value in piece.facts.items():
                 note = event.debug_annotations.add(name=name)
-                if isinstance(value, int):
-                    note.int_value = value
-                else:
+                if isinstance(value, str):
                     note.string_value = value
+                elif value >= 1 << 63:
+                    note.uint_value = value
+                else:
+                    note.int_value = value
         self._builder.write_packet(packet)
 
     def count(self, track: int, ns: int, value: float) -> None:
