@@ -58,7 +58,8 @@ def command(file: Path, form: str, target: Path | None, endpoint: str | None) ->
 
     perfetto, chrome: tracks of requests with their phases, of threads and of requests to storage.
     speedscope, folded: phases and activities as stacks. python-folded: phases, categories and
-    frames of Python code, as far as samples tell. csv, parquet: every fact as a row.
+    frames of Python code, as far as samples tell. csv, parquet: a row for each event
+    of the kernel side, phase and activity; `dump` has the other facts.
     otlp-json: OpenTelemetry spans, a trace a request; otlp sends them to a collector. markdown: a
     summary.
     """
