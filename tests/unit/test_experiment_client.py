@@ -257,7 +257,7 @@ def test_prompts_are_as_long_as_asked_and_differ_only_to_bust_a_cache() -> None:
 
 
 STREAMS, TOKENS, EVERY_S = 64, 25, 0.2
-CORE_SHARE = 0.02
+CORE_SHARE = 0.03  # 2 % on a machine of its own; others take their part of its caches
 _SERVER = """
 import asyncio, sys
 head, piece, end = (bytes.fromhex(text) for text in sys.argv[1:4])
