@@ -322,6 +322,12 @@ def test_a_file_that_this_process_maps_and_holds(tmp_path: Path) -> None:
     assert inode not in open_paths(os.getpid())
 
 
+def test_a_device_that_is_open_is_no_file() -> None:
+    """Its number may be that of a file on another file system."""
+    with Path(os.devnull).open() as null:
+        assert os.fstat(null.fileno()).st_ino not in open_paths(os.getpid())
+
+
 def test_descriptors_of_nobody(tmp_path: Path) -> None:
     assert open_paths(7, tmp_path) == {}
 

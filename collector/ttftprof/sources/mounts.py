@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -144,8 +145,9 @@ def open_paths(pid: int, proc: Path = PROC) -> dict[int, list[str]]:
     for entry in entries:
         try:
             path = str(entry.readlink())
-            if path.startswith("/"):
-                found.setdefault(entry.stat().st_ino, []).append(path)
+            status = entry.stat()
+            if path.startswith("/") and stat.S_ISREG(status.st_mode):
+                found.setdefault(status.st_ino, []).append(path)
         except OSError:
             continue
     return found

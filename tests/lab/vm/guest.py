@@ -38,6 +38,10 @@ STEPS = (
 )
 
 
+# Under emulation any recording is dear: nothing is to be dropped for that.
+ALWAYS = ("--force", "-q", "--overhead-budget", "off")
+
+
 def started(results: Path, name: str, *arguments: str) -> int:
     """The pid of a recorder, which says at its end how long it took."""
     pid = os.fork()
@@ -46,9 +50,7 @@ def started(results: Path, name: str, *arguments: str) -> int:
     began = time.monotonic()
     try:
         command.main(
-            # Under emulation any recording is dear: nothing is to be dropped for that.
-            ["-o", str(results / f"{name}.ttft"), "--force", "-q", "--overhead-budget", "off"]
-            + [*arguments],
+            ["-o", str(results / f"{name}.ttft"), *ALWAYS, *arguments],
             standalone_mode=False,
         )
     except BaseException:
