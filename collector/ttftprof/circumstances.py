@@ -229,7 +229,7 @@ def _reload(
     crash = _crash(timeline, before)
     if crash:
         return Reload(path, f"the process that had it ended by itself ({crash})")
-    if before.gone_ns < served.front.start_ns:
+    if before.left_ns < served.front.start_ns:
         idle_ns = before.gone_ns - _last_use_ns(timeline, before)
         return Reload(path, f"it had been unloaded after {idle_ns / 1e9:.1f} s without a request")
     return Reload(path, "the process that had it was ended for this request")
