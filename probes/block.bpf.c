@@ -64,16 +64,7 @@ static __always_inline void name_file(struct bio *bio, struct in_flight *r)
 
 static __always_inline s64 depth_change(u32 disk, s64 by)
 {
-	s64 zero = 0;
-	s64 *depth = bpf_map_lookup_elem(&depths, &disk);
-
-	if (!depth) {
-		bpf_map_update_elem(&depths, &disk, &zero, BPF_NOEXIST);
-		depth = bpf_map_lookup_elem(&depths, &disk);
-		if (!depth)
-			return 0;
-	}
-	return __sync_fetch_and_add(depth, by);
+	return count_change(&depths, disk, by);
 }
 
 /* It is at its disk no longer. */

@@ -357,17 +357,24 @@ struct {
 	__type(value, s64);
 } uring_reading __weak SEC(".maps");
 
-static __always_inline void uring_reads_change(u32 tgid, s64 by)
+/* Adds to the count of a key, which may have none yet; gives what it was. */
+static __always_inline s64 count_change(void *counts, u32 key, s64 by)
 {
 	s64 none = 0;
-	s64 *reading = bpf_map_lookup_elem(&uring_reading, &tgid);
+	s64 *count = bpf_map_lookup_elem(counts, &key);
 
-	if (!reading) {
-		bpf_map_update_elem(&uring_reading, &tgid, &none, BPF_NOEXIST);
-		reading = bpf_map_lookup_elem(&uring_reading, &tgid);
+	if (!count) {
+		bpf_map_update_elem(counts, &key, &none, BPF_NOEXIST);
+		count = bpf_map_lookup_elem(counts, &key);
+		if (!count)
+			return 0;
 	}
-	if (reading)
-		__sync_fetch_and_add(reading, by);
+	return __sync_fetch_and_add(count, by);
+}
+
+static __always_inline void uring_reads_change(u32 tgid, s64 by)
+{
+	count_change(&uring_reading, tgid, by);
 }
 
 /* Asleep in io_uring_enter: for storage if it has reads under way, else as in poll. The

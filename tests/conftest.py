@@ -9,7 +9,7 @@ from typing import NoReturn
 import pytest
 
 from lab.llama_server import BINARY
-from lab.make_model import make_model
+from lab.make_model import make_models
 from lab.python_servers import TRANSFORMERS, VLLM
 
 VM_RESULTS = Path(os.environ.get("TTFTPROF_VM_RESULTS", "nowhere"))
@@ -53,7 +53,4 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="session")
 def models_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models `a` and `b`, 60 MB each, for the real engine."""
-    folder = tmp_path_factory.mktemp("models")
-    for seed, name in enumerate("ab", start=1):
-        make_model(folder / f"{name}.gguf", size_mb=60, layers=6, seed=seed)
-    return folder
+    return make_models(tmp_path_factory.mktemp("models"), size_mb=60, layers=6)

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,10 +88,15 @@ def recording(path: Path, *arguments: str) -> Iterator[Recording]:
 
 
 def recorded_script(
-    script: str, path: Path, *arguments: object, group: Path | None = None
+    script: str,
+    path: Path,
+    *arguments: object,
+    group: Path | None = None,
+    options: Sequence[str] = (),
 ) -> Recording:
     """The recording of a Python program that begins at a line on its input, says a line when it is
-    done, and stays. `group`: a control group (v1) to put it in before."""
+    done, and stays. `group`: a control group (v1) to put it in before; `options` are the
+    recorder's."""
     program = subprocess.Popen(
         [sys.executable, "-c", script, *map(str, arguments)],
         stdin=subprocess.PIPE,
@@ -103,7 +108,7 @@ def recorded_script(
     try:
         if group is not None:
             (group / "tasks").write_text(str(program.pid))
-        with recording(path, "--pid", str(program.pid)) as seen:
+        with recording(path, "--pid", str(program.pid), *options) as seen:
             program.stdin.write("go\n")
             program.stdin.flush()
             assert program.stdout.readline() == "done\n"

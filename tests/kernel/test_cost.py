@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
-from kernel.support import Recording, recording, start_recording
+from kernel.support import Recording, recorded_script, recording, start_recording
 from ttftprof.events import LOST, Kind
 from ttftprof.recorder import TEXT_GAP_NS
 from workloads.cache import make_model
@@ -47,7 +47,7 @@ def test_armed_in_under_300_ms(model: Path, tmp_path: Path) -> None:
                 pass
             times.append(arming_ns(seen))
     # Where other programs slow the machine, it is held against what they slow as well.
-    assert min(times) < max(ARMED_NS, eight_hooks_of_bpftrace_ns()), times
+    assert min(times) < ARMED_NS or min(times) < eight_hooks_of_bpftrace_ns(), times
 
 
 _EIGHT_HOOKS = " ".join(
@@ -100,16 +100,14 @@ until = time.monotonic() + 1.5
 while time.monotonic() < until:
     os.close(os.open(sys.argv[1], os.O_RDONLY))
     time.sleep(0.0003)
+print("done", flush=True)
+sys.stdin.readline()
 """
 
 
 def test_a_busy_target_is_looked_at_no_more_often(model: Path, tmp_path: Path) -> None:
     """Its rings are never empty; only one that fills up, and the first text, end a sleep early."""
-    steady = subprocess.Popen(
-        [sys.executable, "-c", _STEADY, str(model)], stdin=subprocess.PIPE, text=True
-    )
-    with recording(tmp_path / "steady.ttft", "--pid", str(steady.pid)) as seen:
-        steady.communicate("go\n", timeout=60)
+    seen = recorded_script(_STEADY, tmp_path / "steady.ttft", model)
     with seen.reader() as reader:
         looks = np.unique(reader.stream("threads")["ns"].astype(np.int64))
         opens = np.count_nonzero(reader.stream("events")["kind"] == Kind.OPEN)
@@ -139,21 +137,8 @@ sys.stdin.readline()
 def test_over_its_budget_a_recording_drops_what_it_can_and_says_so_first(
     model: Path, tmp_path: Path
 ) -> None:
-    program = subprocess.Popen(
-        [sys.executable, "-c", _FAULTS, str(model)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert program.stdin
-    assert program.stdout
-    try:
-        budget = ("--overhead-budget", "0.001")
-        with recording(tmp_path / "over.ttft", "--pid", str(program.pid), *budget) as seen:
-            program.stdin.write("go\n")
-            program.stdin.flush()
-            assert program.stdout.readline() == "done\n"
-    finally:
-        program.kill()
-        program.communicate()
+    budget = ("--overhead-budget", "0.001")
+    seen = recorded_script(_FAULTS, tmp_path / "over.ttft", model, options=budget)
     report = seen.report()
     (first, *_) = report.overhead.reliefs
     assert first.share > first.budget == pytest.approx(1e-5)

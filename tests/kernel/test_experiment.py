@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from lab.llama_server import BINARY, free_port
-from lab.make_model import make_model
+from lab.make_model import make_models
 from ttftprof.analysis import analyse
 from ttftprof.experiment.state import readahead_of
 from ttftprof.experiment.store import Store
@@ -227,10 +227,7 @@ QUICK_ENGINE = ["--ctx-size", "1024", "--threads", "1", "--parallel", "2", "--no
 @pytest.fixture(scope="module")
 def small_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models a and b, so small that loading and asking them costs little."""
-    folder = tmp_path_factory.mktemp("small")
-    for seed, name in enumerate("ab", start=1):
-        make_model(folder / f"{name}.gguf", size_mb=12, layers=2, seed=seed)
-    return folder
+    return make_models(tmp_path_factory.mktemp("small"), size_mb=12, layers=2)
 
 
 def engine_plan(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,8 +33,10 @@ def write(figures: Mapping[str, Sequence[Row]]) -> None:
     parts |= {w: shown(w, figures[w]) for w in ("report", "drain", "python") if w in figures}
     text = COST_PAGE.read_text()
     for name, table in parts.items():
-        pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
-        text = re.sub(pattern, lambda found: f"{found[1]}{table}{found[2]}", text, flags=re.DOTALL)  # noqa: B023
+        before, _, rest = text.partition(f"<!-- {name} -->\n")
+        _, end, after = rest.partition(f"<!-- /{name} -->")
+        if end:
+            text = f"{before}<!-- {name} -->\n{table}{end}{after}"
     COST_PAGE.write_text(text)
 
 

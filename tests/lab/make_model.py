@@ -47,6 +47,13 @@ class Tensor:
     zero_rows: int = 0
 
 
+def make_models(folder: Path, *, size_mb: float, layers: int) -> Path:
+    """Writes two, `a` and `b`, of the same shape; the folder."""
+    for seed, name in enumerate("ab", start=1):
+        make_model(folder / f"{name}.gguf", size_mb=size_mb, layers=layers, seed=seed)
+    return folder
+
+
 def make_model(
     path: Path, *, size_mb: float, layers: int = 4, seed: int = 1, kind: str = "q8_0"
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -386,9 +387,9 @@ def test_a_cold_kernel_cache_is_said_with_its_gain() -> None:
         ({"write": True, "fstype": "tmpfs"}, "hit only until the machine restarts"),
     ],
 )
-def test_whether_the_next_start_would_be_a_hit(how: dict[str, object], next_start: str) -> None:
+def test_whether_the_next_start_would_be_a_hit(how: dict[str, Any], next_start: str) -> None:
     scene = router_switch().driver_call(NEW, "cuModuleLoadData", 502, 512)
-    scene.cache_open(NEW, 505, "Triton", **how)  # type: ignore[arg-type]
+    scene.cache_open(NEW, 505, "Triton", **how)
     found = parts(scene.only_request(), "init")["compile"].evidence
     assert str(value(found, "Triton at the next start")).startswith(next_start)
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -213,6 +214,22 @@ def test_a_page_goes_through_a_link_and_into_a_pipe(recordings: Path, tmp_path: 
     assert pipe.is_fifo()
     with pytest.raises(OutputError, match="is a folder"), output.text_file(tmp_path):
         pass
+
+
+def test_a_page_into_a_descriptor_and_memory(recordings: Path, tmp_path: Path) -> None:
+    with (tmp_path / "page.html").open("w+") as page:
+        page.write("<!-- before -->")
+        page.flush()
+        number = page.fileno()
+        with output.text_file(Path(f"/dev/fd/{number}")) as out:
+            out.write("there")
+        assert os.path.samestat(os.fstat(number), (tmp_path / "page.html").stat())
+    assert (tmp_path / "page.html").read_text() == "there"
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        path = Path(memory) / "precious.ttft"
+        Writer(path).close(complete=True)
+        result = run(recordings, "cold.ttft", "--html", str(path))
+        assert isinstance(result.exception, OutputError)
 
 
 def test_a_page_on_standard_output(recordings: Path) -> None:

@@ -142,6 +142,13 @@ def binary_file(path: Path) -> Iterator[BinaryIO]:
         yield out
 
 
+def _names_a_descriptor(path: Path) -> bool:
+    """As /dev/stdout does: whoever opened its file would not see one that took its place."""
+    return path.parent.resolve().is_relative_to("/proc") or (
+        path.is_symlink() and _names_a_descriptor(path.parent / path.readlink())
+    )
+
+
 @contextmanager
 def _replaced(path: Path) -> Iterator[Path]:
     """What to write to instead of `path`, which it then becomes: whole, or not at all. A device or
@@ -150,14 +157,14 @@ def _replaced(path: Path) -> Iterator[Path]:
 
     if path.is_dir():
         raise OutputError(f"{path} is a folder", "name a file in it")
-    if (path.exists() and not path.is_file()) or path.is_relative_to("/dev"):
-        yield path
-        return
-    path = path.resolve()
-    if is_recording(path):
+    if path.is_file() and is_recording(path):
         raise OutputError(
             f"{path} is a recording, which the output would replace", "name another file"
         )
+    if path.exists() and (not path.is_file() or _names_a_descriptor(path)):
+        yield path
+        return
+    path = path.resolve()
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield partial

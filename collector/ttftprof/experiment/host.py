@@ -105,8 +105,8 @@ class RunRecorder:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.PIPE,
-                # It finishes its recording. This process has one thread.
-                preexec_fn=partial(end_with_parent, signal.SIGTERM),  # noqa: PLW1509
+                # It finishes its recording.
+                preexec_fn=partial(end_with_parent, signal.SIGTERM),  # noqa: PLW1509 - one thread
             )
 
     def wait_armed(self) -> bool:

@@ -55,6 +55,7 @@ _TELLING_REST_S = 0.2
 _MAX_CHUNKS = 2_000  # of an answer, whose stamps are kept
 _UNKNOWN_MODEL = "ttftprof-no-such-model"
 _RETRIED = {"refused", "gone"}
+_DONE = "it ended with 0"  # how a command went that did what it was to do
 
 
 @dataclass(slots=True)
@@ -577,11 +578,11 @@ class _Session:
         if self._keeper is not None:
             self._keeper.start(self._command(self._variant), self._environment(self._variant))
         elif self._server.restart:
-            before, ended = self._server_pid(), self._run_restart()
-            after = self._server_pid()
-            is_new = ended == "it ended with 0" and (after is None or after != before)
-            found = ended if ended != "it ended with 0" or is_new else "the same process serves"
-            return [Check("restart", "a server started again", found, is_new, "server.restart")]
+            before, found = self._server_pid(), self._run_restart()
+            if found == _DONE and before is not None and before == self._server_pid():
+                found = "the same process serves"
+            met = found == _DONE
+            return [Check("restart", "a server started again", found, met, "server.restart")]
         return []
 
     def _run_restart(self) -> str:
