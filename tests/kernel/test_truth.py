@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kernel.stalls import watch_for_stalls
 from kernel.support import Recording, start_recording
 from ttftprof.analysis import conclude
 from ttftprof.events import Kind, Records
@@ -28,12 +29,13 @@ pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 PHASE_ERROR = 0.02  # of TTFT, for every phase of every scenario
 MEDIAN_ERROR = 0.01  # of the scenarios' worst phases
 UNEXPLAINED = 0.02  # of TTFT, where the server has markers
+AS_DESIGNED = 0.8  # of the scenarios, led by the phase they are about
 CAUSES_RIGHT = 0.9  # of the scenarios, with a source switched off
 CLIENT_ERROR_NS = 2_000_000
 # The scheduler can hold either side's stamp back by a time slice; a short TTFT feels it more.
 STAMP_NOISE_NS = 4_000_000
 STORAGE_ERROR = 0.01  # of the file's size
-ATTEMPTS = 3  # on a shared machine a stall of the whole VM can fall between the two stamps
+ATTEMPTS = 4  # on a shared machine a stall of the whole VM can fall between the two stamps
 
 TOLD = [s.name for s in SCENARIOS.values() if s.markers or s.logs]
 
@@ -46,6 +48,7 @@ class Compared:
     report: Report
     request: Request
     path: Path
+    stalled_ns: int  # the longest that a core stood still between request and first token
 
     def phase_errors(self) -> dict[str, int]:
         """Profiler minus truth, ns, by phase."""
@@ -55,6 +58,29 @@ class Compared:
     @property
     def worst_ns(self) -> int:
         return max(abs(e) for e in self.phase_errors().values())
+
+    @property
+    def tolerated_ns(self) -> float:
+        return max(PHASE_ERROR * self.run.truth.ttft_ns, STAMP_NOISE_NS) + self.stalled_ns
+
+    @property
+    def stamps_agree(self) -> bool:
+        allowed_ns = CLIENT_ERROR_NS + self.stalled_ns
+        return self.worst_ns <= self.tolerated_ns and self.client_error_ns <= allowed_ns
+
+    @property
+    def client_error_ns(self) -> int:
+        """Our TTFT against the client's own measurement of it."""
+        ours, theirs = self.request.ttft_ns, self.run.client.ttft_ns
+        assert ours is not None
+        assert theirs is not None
+        return abs(ours - theirs)
+
+    def causes(self) -> set[str]:
+        """The phases that took longest by the server's stamps: how fast this machine starts a
+        process or reads a file decides it. Two where they lie closer than stamps may be off."""
+        totals = self.run.truth.totals_ns
+        return {p for p, ns in totals.items() if ns >= max(totals.values()) - self.tolerated_ns}
 
     def weights(self) -> FileUse:
         return next(f for f in self.request.files if f.path == str(self.run.model_path))
@@ -119,9 +145,11 @@ def compare(name: str, workdir: Path) -> Compared:
         time.sleep(0.1)  # the answer's last bytes
         assert started[0].stop() == 0, started[0].output
 
-    run = run_scenario(name, workdir, before_switch=before, after=after)
+    with watch_for_stalls() as stalls:
+        run = run_scenario(name, workdir, before_switch=before, after=after)
     report = started[0].report()
-    return Compared(run, report, nearest(report, run), path)
+    stalled_ns = stalls.longest_ns(run.truth.request_start_ns, run.truth.first_token_ns)
+    return Compared(run, report, nearest(report, run), path, stalled_ns)
 
 
 @pytest.fixture(scope="module")
@@ -134,21 +162,15 @@ def compared(workdir: Path) -> Callable[[str], Compared]:
     """Each scenario once, again while the machine held the stamps of either side back."""
 
     @cache
-    def best(name: str) -> Compared:
-        for _ in range(ATTEMPTS - 1):
+    def settled(name: str) -> Compared:
+        for _ in range(ATTEMPTS):
             found = compare(name, workdir)
-            if stamps_agree(found) and stayed_cached(found):
+            check_exact(found)
+            if found.stamps_agree and stayed_cached(found):
                 break
-        else:
-            found = compare(name, workdir)
-        check_exact(found)
         return found
 
-    return best
-
-
-def stamps_agree(found: Compared) -> bool:
-    return found.worst_ns <= tolerated_ns(found) and client_error_ns(found) <= CLIENT_ERROR_NS
+    return settled
 
 
 def stayed_cached(found: Compared) -> bool:
@@ -157,19 +179,15 @@ def stayed_cached(found: Compared) -> bool:
     return seen is None or seen >= told - 1e-9
 
 
-def tolerated_ns(found: Compared) -> float:
-    return max(PHASE_ERROR * found.run.truth.ttft_ns, STAMP_NOISE_NS)
-
-
 @pytest.mark.parametrize("name", TOLD)
 def test_phases_agree_with_the_servers_own_stamps(
     name: str, compared: Callable[[str], Compared]
 ) -> None:
     found = compared(name)
     errors_ms = {p: e / 1e6 for p, e in found.phase_errors().items()}
-    assert found.worst_ns <= tolerated_ns(found), errors_ms
-    assert client_error_ns(found) <= CLIENT_ERROR_NS
-    assert found.request.verdict.cause == found.run.scenario.dominant
+    assert found.worst_ns <= found.tolerated_ns, errors_ms
+    assert found.client_error_ns <= CLIENT_ERROR_NS + found.stalled_ns
+    assert found.request.verdict.cause in found.causes(), found.run.truth.totals_ns
     unexplained = found.request.phase_totals().get("unexplained", 0)
     assert unexplained <= UNEXPLAINED * found.run.truth.ttft_ns
 
@@ -178,6 +196,14 @@ def test_the_median_error_is_small(compared: Callable[[str], Compared]) -> None:
     found = [compared(name) for name in TOLD]
     assert len(found) >= 30
     assert median(f.worst_ns / f.run.truth.ttft_ns for f in found) < MEDIAN_ERROR
+
+
+def test_the_scenarios_are_about_every_phase(compared: Callable[[str], Compared]) -> None:
+    """As designed, on most machines; where one reads or forks at another pace, in most."""
+    designed = {name: SCENARIOS[name].dominant for name in TOLD}
+    assert {*designed.values()} >= {"queue", "evict", "launch", "load", "init", "prefill"}
+    as_designed = [name for name in TOLD if designed[name] in compared(name).causes()]
+    assert len(as_designed) >= AS_DESIGNED * len(TOLD), {*TOLD} - {*as_designed}
 
 
 @pytest.mark.parametrize("off", [("marks",), ("logs",), ("marks", "logs")], ids="+".join)
@@ -189,7 +215,7 @@ def test_with_less_to_go_by_the_cause_stays_right_and_less_sure(
     wrong = {
         name: request.verdict.cause
         for name, request in again.items()
-        if request.verdict.cause != found[name].run.scenario.dominant
+        if request.verdict.cause not in found[name].causes()
     }
     assert len(wrong) <= (1 - CAUSES_RIGHT) * len(found), wrong
     for name, request in again.items():
@@ -225,14 +251,6 @@ def test_what_is_special_is_said(name: str, compared: Callable[[str], Compared])
         assert any(NOTES[name] in note for note in request.notes)
 
 
-def client_error_ns(compared: Compared) -> int:
-    """Our TTFT against the client's own measurement of it."""
-    ours, theirs = compared.request.ttft_ns, compared.run.client.ttft_ns
-    assert ours is not None
-    assert theirs is not None
-    return abs(ours - theirs)
-
-
 def check_exact(compared: Compared) -> None:
     """What holds on every run, whatever the machine does meanwhile."""
     request, report = compared.request, compared.report
@@ -264,7 +282,7 @@ def check_storage(compared: Compared) -> None:
 def test_without_markers_and_logs_the_cause_stays_right(workdir: Path) -> None:
     compared = compare("plain_names", workdir)
     check_exact(compared)
-    assert compared.request.verdict.cause == compared.run.scenario.dominant
+    assert compared.request.verdict.cause in compared.causes()
     assert compared.request.verdict.confidence != "high"
     marks = next(s for s in compared.report.sources if s.name == "marks")
     assert marks.state == "absent"

@@ -670,6 +670,24 @@ def test_of_requests_that_came_together_the_first_answered_had_the_first_slot() 
     assert parts(mine.phases)[:2] == [("queue", 100, 131, O), ("prefill", 131, 150, O)]
 
 
+def test_who_hangs_up_may_have_had_the_slot_first() -> None:
+    """Handed on together; the server worked for the one that had left until it noticed."""
+    scene = Scene().process(NEW)
+    scene.request(NEW, 99.8, token=None, end=130, ports=(8_080, 50_001))
+    scene.log(NEW, "slot_start", 101).log(NEW, "slot_start", 131)
+    scene.call(NEW, "decode", 101, 128, value=38).call(NEW, "decode", 133, 150, value=38)
+    scene.request(NEW, 100, token=160, prompt_tokens=38)
+    assert last(scene)[:2] == [("queue", 100, 131, O), ("prefill", 131, 150, O)]
+
+
+def test_who_hangs_up_while_waiting_takes_nobodys_slot() -> None:
+    scene = Scene().process(NEW)
+    scene.request(NEW, 99.8, token=None, end=130, ports=(8_080, 50_001))
+    scene.log(NEW, "slot_start", 121).call(NEW, "decode", 123, 150, value=38)
+    scene.request(NEW, 100, token=160, prompt_tokens=38)
+    assert last(scene)[:2] == [("queue", 100, 121, O), ("prefill", 121, 150, O)]
+
+
 def test_a_request_from_before_recording_takes_nobodys_slot() -> None:
     scene = Scene().process(NEW)
     scene.request(NEW, 5, token=90, end=130, ports=(8_080, 50_001), notes=[BEGAN_BEFORE])

@@ -24,6 +24,7 @@ def blocked_until(served: Served, everyone: Sequence[Served], limit_ns: int) -> 
         if o is not served
         and o.front.start_ns <= front.start_ns < (o.front.end_ns or FOREVER)
         and (o.front.end_ns or FOREVER) <= limit_ns + SLACK_NS
+        and not _waited_alike(o.front, front)
     ]
     if not blockers:
         return None
@@ -33,6 +34,11 @@ def blocked_until(served: Served, everyone: Sequence[Served], limit_ns: int) -> 
         OBSERVED,
         Evidence("sockets", f"an earlier request (for {last.model}) was being answered"),
     )
+
+
+def _waited_alike(other: Exchange, mine: Exchange) -> bool:
+    """Whether it hung up on the same model before a token: it waited for what this one waits for."""
+    return other.model == mine.model and other.first_token_ns is None
 
 
 def holder(served: Served, everyone: Sequence[Served], otherwise: int) -> int:
@@ -90,18 +96,27 @@ def _slot_given_ns(timeline: Timeline, mine: Exchange) -> int | None:
     for exchange in _by_turns(timeline, mine.tgid):
         if BEGAN_BEFORE in exchange.notes:  # and so may have had its slot
             continue
-        until = exchange.first_token_ns or exchange.end_ns or FOREVER
-        slot = next((ns for ns in given if exchange.start_ns <= ns <= until), None)
+        its = _between(given, exchange.start_ns, _served_by(exchange))
         if exchange is mine:
-            return slot
-        if slot is not None:
-            given.remove(slot)
+            return its[0] if its else None
+        left = exchange.first_token_ns is None  # perhaps before it had a slot
+        if its and not (left and _between(given, mine.start_ns, _served_by(mine)) == its[:1]):
+            given.remove(its[0])
     return None
+
+
+def _served_by(exchange: Exchange) -> int:
+    """Until when a request has had its slot, if it ever had one."""
+    return exchange.first_token_ns or exchange.end_ns or FOREVER
+
+
+def _between(given: Sequence[int], start_ns: int, end_ns: int) -> list[int]:
+    return [ns for ns in given if start_ns <= ns <= end_ns]
 
 
 def _by_turns(timeline: Timeline, tgid: int) -> list[Exchange]:
     """A server's requests in the order of their arrival; those that came together, in the order of
-    their first tokens."""
+    their first tokens, or of their ends where somebody hung up."""
     own = [e for e in timeline.exchanges if e.tgid == tgid and e.generates]
     turns: list[list[Exchange]] = []
     for exchange in sorted(own, key=lambda e: e.start_ns):
@@ -112,7 +127,7 @@ def _by_turns(timeline: Timeline, tgid: int) -> list[Exchange]:
     return [
         exchange
         for together in turns
-        for exchange in sorted(together, key=lambda e: e.first_token_ns or FOREVER)
+        for exchange in sorted(together, key=_served_by)
     ]
 
 
