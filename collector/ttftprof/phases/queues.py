@@ -124,11 +124,7 @@ def _by_turns(timeline: Timeline, tgid: int) -> list[Exchange]:
             turns[-1].append(exchange)
         else:
             turns.append([exchange])
-    return [
-        exchange
-        for together in turns
-        for exchange in sorted(together, key=_served_by)
-    ]
+    return [exchange for together in turns for exchange in sorted(together, key=_served_by)]
 
 
 # -- room in the KV cache -------------------------------------------------------------------------
