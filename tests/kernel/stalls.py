@@ -33,7 +33,7 @@ print(json.dumps(late))
 
 @dataclass
 class Stalls:
-    """Spans in which a core did not run who was due, CLOCK_MONOTONIC ns; full once the watch ended."""
+    """Spans, CLOCK_MONOTONIC ns, in which a core did not run who was due; told when all is over."""
 
     spans: list[tuple[int, int]] = field(default_factory=list)
 

@@ -37,7 +37,7 @@ def blocked_until(served: Served, everyone: Sequence[Served], limit_ns: int) -> 
 
 
 def _waited_alike(other: Exchange, mine: Exchange) -> bool:
-    """Whether it hung up on the same model before a token: it waited for what this one waits for."""
+    """Whether it hung up on the same model before a token: it waited for the same thing."""
     return other.model == mine.model and other.first_token_ns is None
 
 
