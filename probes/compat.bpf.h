@@ -153,6 +153,20 @@ static __always_inline bool file_is_shared(struct file *file)
 	return count > 1;
 }
 
+/* What overlayfs reads a file from: its private data, or since 6.13 (as f_ref) one of two
+ * in there, of which the second is what was copied up while the file was open. The type
+ * may be one of a module that was not there when the probes were loaded: then 0. */
+static __always_inline struct file *overlay_reads(struct file *file)
+{
+	void *own = BPF_CORE_READ(file, private_data);
+
+	if (!bpf_core_type_exists(struct ovl_file))
+		return bpf_core_field_exists(file->f_ref) ? 0 : own;
+	struct file *copied_up = BPF_CORE_READ((struct ovl_file *)own, upperfile);
+
+	return copied_up ?: BPF_CORE_READ((struct ovl_file *)own, realfile);
+}
+
 /* kernfs_node::parent became __parent in 6.15 (633488947ef6). */
 struct kernfs_node___before_6_15 {
 	struct kernfs_node *parent;

@@ -126,6 +126,12 @@ struct file {
 	long long f_pos;
 };
 
+/* Of overlayfs, since 6.13: what it reads a file from. */
+struct ovl_file {
+	struct file *realfile;
+	struct file *upperfile;
+};
+
 struct fdtable {
 	unsigned int max_fds;
 	struct file **fd;

@@ -126,7 +126,7 @@ int BPF_PROG(pagecache__add, struct folio *folio)
 
 	if (!f) {
 		/* A file a target pulls in without having opened it before our eyes:
-		 * mapped before recording began, or reached through overlayfs. */
+		 * mapped before recording began. */
 		u64 size_bytes = FIELD(host, i_size);
 
 		if (!t || size_bytes < settings.min_file_bytes)

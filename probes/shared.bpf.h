@@ -341,12 +341,24 @@ static __always_inline void inode_read(struct inode *inode, struct inode_facts *
 	out->cached_pages = BPF_CORE_READ(inode, i_mapping, nrpages);
 }
 
+#define MAGIC_OVERLAY 0x794c7630
+#define OVERLAYS_DEEP 2 /* more the kernel does not stack */
+
 /* The inode whose pages the file reads: a block device's own differs from that of
- * its node. (An overlayfs file's pages belong to the file beneath; that one is
- * followed when a target first pulls its pages in.) */
+ * its node, and the pages of an overlayfs file are those of the file beneath. */
 static __always_inline struct inode *file_cache_inode(struct file *file)
 {
-	return BPF_CORE_READ(file, f_mapping, host);
+	struct inode *inode = BPF_CORE_READ(file, f_mapping, host);
+
+	for (int depth = 0; depth < OVERLAYS_DEEP; depth++) {
+		if (BPF_CORE_READ(inode, i_sb, s_magic) != MAGIC_OVERLAY)
+			break;
+		file = overlay_reads(file);
+		if (!file)
+			break;
+		inode = BPF_CORE_READ(file, f_mapping, host);
+	}
+	return inode;
 }
 
 /* Reads of files that a process has under way in its io_uring rings. */

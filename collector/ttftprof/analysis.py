@@ -392,4 +392,5 @@ def _notes(timeline: Timeline) -> list[str]:
     starved = timeline.of_kind(Kind.REMOTE_STARVED)
     notes += remote.notes(timeline.remote, timeline.mounts, timeline.shares, starved)
     notes += storage.read_beside(timeline)
+    notes += storage.unseen_beneath(timeline)
     return notes

@@ -15,7 +15,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +53,15 @@ from ttftprof.sources.mounts import (
     Mount,
     disk_of,
     is_called,
-    mapped_paths,
     mount_under,
     mounts_of,
-    open_paths,
     opened_from,
+    path_held,
     read_ahead_kb,
     resolved,
 )
 from ttftprof.sources.mountstats import sample, sample_shares
+from ttftprof.sources.overlay import names_itself, shown_as
 from ttftprof.sources.processes import is_alive, listening_ports, read_process
 from ttftprof.sources.python_stacks import PythonStacks
 from ttftprof.sources.requests import RequestTap, Seen
@@ -164,7 +164,7 @@ class Recorder:
         self._command_ended = False
         self._tell_survivors_ns: int | None = None  # when what a command left behind is told
         self.command_status: int | None = None  # as of waitpid(2), once it was seen to end
-        self._stacks: dict[int, dict[str, Any]] = {}  # what lies under the files of a device
+        self._stacks: dict[tuple[int, str], dict[str, Any]] = {}  # by device and mount point
         self._own = OwnConnections()
         self._moved: list[Seen] = []  # requests to count once it is known who asks
         self._open: dict[tuple[int, int], bool] = {}  # counted exchanges; got a first token?
@@ -493,12 +493,10 @@ class Recorder:
         key = (int(event["dev"]), int(event["ino"]))
         if key in self._known_files:
             return
-        pid = int(event["tgid"])
-        path = mapped_paths(pid).get(key)
-        if path is None:
-            path = next(iter(open_paths(pid).get(key[1], [])), None)
+        pid, size_bytes = int(event["tgid"]), int(event["a"])
+        path = path_held(pid, key) or shown_as(pid, key, size_bytes)
         if path is not None:
-            self._name_file(key, pid, path, int(event["a"]))
+            self._name_file(key, pid, path, size_bytes)
 
     def _on_mmap(self, event: Any) -> None:
         if int(event["flags"]) & MmapFlag.EXEC:
@@ -511,8 +509,6 @@ class Recorder:
         self._known_files[key] = path
         lies_at = resolved(pid, key, path)  # a link may lead to another mount
         mount = mount_under(lies_at, mounts_of(pid))
-        if mount:
-            self._fstypes.add(mount.fstype)
         fact: dict[str, Any] = {
             "dev": key[0],
             "ino": key[1],
@@ -526,11 +522,12 @@ class Recorder:
             "source": mount.source if mount else None,
             "options": mount.options if mount else None,
             "read_ahead_kb": read_ahead_kb(key[0]),
+            "beneath_unseen": names_itself(mount, key[0]),
         }
-        fact |= self._path_facts(key[0], lies_at, pid)
+        fact |= self._path_facts(key[0], mount, lies_at, pid)
         self.writer.add_fact("file", now_ns(), fact)
         if mount and (_network(mount.fstype) or looks_like_weights(path)):
-            self._warn_of_own_writes(mount)
+            self._warn_of_own_writes(replace(mount, dev=dev_numbers(key[0])))
 
     def _warn_of_own_writes(self, measured: Mount) -> None:
         """What the recorder writes, its target's reads wait for, if both go the same way."""
@@ -549,11 +546,13 @@ class Recorder:
             )
             self.writer.set_meta("recording_on_measured_mount", measured.point)
 
-    def _path_facts(self, dev: int, path: str, pid: int) -> dict[str, Any]:
-        """What lies under a file; the same for all files of a device, of which there may be 500."""
-        known = self._stacks.get(dev)
+    def _path_facts(self, dev: int, mount: Mount | None, path: str, pid: int) -> dict[str, Any]:
+        """What lies under a file; the same for all on a device and mount, of which 500 may be."""
+        where = dev, mount.point if mount else ""
+        known = self._stacks.get(where)
         if known is None:
-            known = self._stacks[dev] = path_facts(path, pid)
+            known = self._stacks[where] = path_facts(path, pid)
+            self._fstypes.update(known.get("fstypes", ()), [mount.fstype] if mount else ())
         return {name: value for name, value in known.items() if value is not None}
 
     # -- texts --------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ttftprof.sources.mounts import Mount, mount_under, parse_mountinfo, unescape
+from ttftprof.sources.overlay import OVERLAY, beneath
 
 # File systems whose files live in memory: there is no storage to measure.
 MEMORY = frozenset({"tmpfs", "ramfs", "hugetlbfs", "devtmpfs", "rootfs"})
@@ -124,22 +125,10 @@ def _narrowest(layer: Layer) -> tuple[float, str] | None:
 # -- from a path to its mount ----------------------------------------------------------------------
 
 
-def read_mounts(pid: int | None, system: System) -> tuple[list[Mount], dict[int, str]]:
-    """The mounts a process sees (None: this one), and {mount id: the part of the file system
-    mounted there} (`/` unless it is a bind mount or a subvolume)."""
+def read_mounts(pid: int | None, system: System) -> list[Mount]:
+    """The mounts a process sees (None: this one)."""
     file = system.proc / ("self" if pid is None else str(pid)) / "mountinfo"
-    text = file.read_text(errors="surrogateescape")
-    return parse_mountinfo(text), mount_roots(text)
-
-
-def mount_roots(text: str) -> dict[int, str]:
-    """{mount id: field 4} of a mountinfo text; malformed lines are left out."""
-    roots = {}
-    for line in text.splitlines():
-        fields = line.split(" ")
-        if len(fields) > 4 and fields[0].isdigit():
-            roots[int(fields[0])] = unescape(fields[3])
-    return roots
+    return parse_mountinfo(file.read_text(errors="surrogateescape"))
 
 
 def stack_of(
@@ -151,8 +140,7 @@ def stack_of(
     one that was mounted over since. Raises OSError if the mounts cannot be read.
     """
     system = system or System()
-    mounts, roots = read_mounts(pid, system)
-    return _describe(path, _pick(path, mount_id, mounts), roots, system, 0)
+    return _describe(path, _pick(path, mount_id, read_mounts(pid, system)), system, 0)
 
 
 def _pick(path: str, mount_id: int | None, mounts: list[Mount]) -> Mount | None:
@@ -164,7 +152,7 @@ def path_facts(path: str, pid: int | None, system: System | None = None) -> dict
     """What a recording keeps of the stack under a file; nothing where it cannot be read.
 
     `read_ahead_kb`, `max_request_kb` (None: not known), `link` and `line_bytes_per_second` of the
-    narrowest link, `layers` from the top down.
+    narrowest link, `layers` from the top down, `fstypes` of those that are file systems.
     """
     system = system or System()
     try:
@@ -178,6 +166,7 @@ def path_facts(path: str, pid: int | None, system: System | None = None) -> dict
         "link": line[1] if line else None,
         "line_bytes_per_second": line[0] if line else None,
         "layers": [f"{layer.kind} {layer.name}" for layer in stack.layers()],
+        "fstypes": [layer.name for layer in stack.layers() if layer.kind == "file system"],
     }
 
 
@@ -189,15 +178,13 @@ def _max_request_kb(layer: Layer | None, system: System) -> int | None:
     return _number(system.sysfs / "dev/block" / number / "queue/max_sectors_kb")
 
 
-def _describe(
-    path: str, mount: Mount | None, roots: dict[int, str], system: System, depth: int
-) -> Stack:
+def _describe(path: str, mount: Mount | None, system: System, depth: int) -> Stack:
     if mount is None:
         return Stack(path, None, Layer("file system", "?", notes=("no mount was found",)))
-    root = roots.get(mount.mount_id, "/")
-    layer = _file_system(path, mount, root, system, depth)
-    if root not in ("/", _option(mount, "subvol")):
-        layer = replace(layer, notes=(*layer.notes, f"{mount.point} is a bind mount of {root}"))
+    layer = _file_system(path, mount, system, depth)
+    if mount.root not in ("/", _option(mount, "subvol")):
+        note = f"{mount.point} is a bind mount of {mount.root}"
+        layer = replace(layer, notes=(*layer.notes, note))
     return Stack(path, mount, layer)
 
 
@@ -234,7 +221,7 @@ def safe_options(mount: Mount) -> str:
 # -- file systems ----------------------------------------------------------------------------------
 
 
-def _file_system(path: str, mount: Mount, root: str, system: System, depth: int) -> Layer:
+def _file_system(path: str, mount: Mount, system: System, depth: int) -> Layer:
     kind = mount.fstype
     facts = [("type", kind), ("mount", mount.point), ("source", mount.source)]
     if telling := telling_options(mount):
@@ -245,8 +232,8 @@ def _file_system(path: str, mount: Mount, root: str, system: System, depth: int)
         return replace(layer, notes=("too many layers to follow",))
     if kind in MEMORY | SYNTHETIC:
         return replace(layer, notes=("its files are in memory: there is no storage below",))
-    if kind == "overlay":
-        return _overlay(layer, path, mount, root, system, depth)
+    if kind == OVERLAY:
+        return _overlay(layer, path, mount, system, depth)
     if kind in NETWORK:
         return _network(layer, mount, system)
     if kind == "btrfs":
@@ -308,42 +295,20 @@ def _btrfs_devices(mount: Mount, system: System, depth: int) -> Iterator[Layer]:
         yield _block(device.resolve(), system, depth + 1)
 
 
-def _overlay(layer: Layer, path: str, mount: Mount, root: str, system: System, depth: int) -> Layer:
+def _overlay(layer: Layer, path: str, mount: Mount, system: System, depth: int) -> Layer:
     """Files are read from the layer that holds them, with that file system's readahead."""
-    inside = "/" + os.path.relpath(path, mount.point) if path != mount.point else ""
-    relative = ("" if root == "/" else root) + inside
-    for folder in overlay_folders(mount):
-        if system.exists(folder + relative):
-            held = folder + relative
-            mounts, roots = read_mounts(None, system)
-            lower = _describe(held, mount_under(held, mounts), roots, system, depth + 1)
-            facts = (*layer.facts, ("the file is in", folder))
-            return replace(layer, facts=facts, below=(lower.top,))
-    return replace(layer, notes=("which layer holds the file cannot be seen from here",))
+    found = beneath(path, mount, system.exists)
+    if found is None:
+        return replace(layer, notes=("which layer holds the file cannot be seen from here",))
+    folder, held = found
+    facts = (*layer.facts, ("the file is in", folder))
+    return replace(layer, facts=facts, below=(_seen_from_here(held, system, depth),))
 
 
-def overlay_folders(mount: Mount) -> list[str]:
-    """The folders an overlay looks in, upper first. Relative ones (as Docker passes when there are
-    many) are taken from the folder two above the upper one, where Docker keeps them."""
-    given: list[tuple[str, str]] = []
-    for part in mount.options.split(","):
-        name, _, value = part.partition("=")
-        given.append((unescape(name), unescape(value)))
-    upper = [value for name, value in given if name == "upperdir"]
-    lower = [
-        folder
-        for name, value in given
-        if name in ("lowerdir", "lowerdir+", "datadir+")
-        for folder in ([value] if name.endswith("+") else split_folders(value))
-    ]
-    folders = [f.replace("\\:", ":") for f in (*upper, *lower) if f]
-    base = str(Path(upper[0]).parents[1]) if upper and upper[0].count("/") > 2 else "/"
-    return [f if f.startswith("/") else f"{base.rstrip('/')}/{f}" for f in folders]
-
-
-def split_folders(value: str) -> list[str]:
-    """A lowerdir value at its unescaped colons."""
-    return [part for part in re.split(r"(?<!\\)::?", value) if part]
+def _seen_from_here(path: str, system: System, depth: int) -> Layer:
+    """The file system of a path that is not the server's, but this program's to see."""
+    mount = mount_under(path, read_mounts(None, system))
+    return _describe(path, mount, system, depth + 1).top
 
 
 def _zfs(layer: Layer, mount: Mount, system: System) -> Layer:
@@ -652,9 +617,7 @@ def _loop(folder: Path, system: System, depth: int) -> Layer:
     layer = Layer("loop", folder.name, tuple(facts), notes=() if direct else (note,))
     if not backing.startswith("/"):
         return layer
-    mounts, roots = read_mounts(None, system)
-    lower = _describe(backing, mount_under(backing, mounts), roots, system, depth + 1)
-    return replace(layer, below=(lower.top,))
+    return replace(layer, below=(_seen_from_here(backing, system, depth),))
 
 
 # -- disks and their links -------------------------------------------------------------------------

@@ -147,8 +147,10 @@ def _file_use(span: _Span, file: FileFacts, is_weights: bool) -> FileUse:
     read = file.delta("read_bytes", start_ns, end_ns)
     by_others = file.delta("foreign_pages", start_ns, end_ns) * page
     from_storage = added + direct
-    # Without its probe nothing counted what entered the cache: 0 would acquit storage unheard.
-    counts = all(s.name != "pagecache" or s.state != "absent" for s in timeline.sources)
+    # Where nothing counted what entered the cache, 0 would acquit storage unheard.
+    counts = not file.beneath_unseen and all(
+        s.name != "pagecache" or s.state != "absent" for s in timeline.sources
+    )
     residency = residency_before(timeline, file, start_ns, end_ns)
     maps = _on_file(_within(timeline.of_kind(Kind.MMAP), start_ns, end_ns), file)
     maps = maps[(maps["flags"] & (MmapFlag.FAILED | MmapFlag.EXEC)) == 0]
@@ -273,7 +275,7 @@ def residency_before(
     The kernel reads the page count at the open, so nothing races it. For a file that was held
     already, the level of its last counter row before the request.
     """
-    if not file.size_bytes:
+    if not file.size_bytes or file.beneath_unseen:
         return None
     pages = -(-file.size_bytes // timeline.page_bytes)
     opens = _on_file(_within(timeline.of_kind(Kind.OPEN), start_ns, end_ns), file)
@@ -296,6 +298,16 @@ def notes_of(files: Iterable[FileUse]) -> list[str]:
         "cache meanwhile"
         for f in files
         if f.read_by_others_bytes and f.read_by_others_bytes >= _NOTEWORTHY_SHARE * f.size_bytes
+    ]
+
+
+def unseen_beneath(timeline: Timeline) -> list[str]:
+    """Which weights lie in an overlay of which the probes could not tell what lies beneath."""
+    return [
+        f"{file.path} lies in an overlay mounted since recording began: how much of it came from "
+        "storage is not known; record again"
+        for file in timeline.files.values()
+        if file.beneath_unseen and file.is_weights
     ]
 
 

@@ -203,6 +203,7 @@ class FileFacts:
     link: str | None = None
     source: str | None = None  # of its mount: a device, `server:/export`, `//server/share`
     names: tuple[tuple[int, str], ...] = ()  # each since when; the last is `path`
+    beneath_unseen: bool = False  # of overlayfs, whose pages are another file's, not known which
 
     @property
     def key(self) -> tuple[int, int]:
@@ -823,6 +824,7 @@ def _files(reader: Facts, looks: Ints, end_ns: int) -> dict[tuple[int, int], Fil
             link=None if fact.get("link") is None else str(fact["link"]),
             names=tuple((ns, str(told.get("path") or "")) for ns, told in facts),
             source=None if fact.get("source") is None else str(fact["source"]),
+            beneath_unseen=bool(fact.get("beneath_unseen")),
         )
     return found
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import jsonschema
 import pytest
 
 from conftest import unsupported
+from kernel.file_systems import mounted, overlay, sh
 from ttftprof.reports.storage import schema
 from ttftprof.residency import PAGE, absent, drop, how_to_ask, read_back, state_of
 from ttftprof.stack import stack_of
@@ -31,37 +31,6 @@ MIB = 1 << 20
 ATTEMPTS = 3  # on a shared machine a reader is not always run when its bytes are there
 SCHEMA = jsonschema.Draft202012Validator(schema())
 BLKIO = Path("/sys/fs/cgroup/blkio")
-MKFS = {"ext4": ["mkfs.ext4", "-q"], "xfs": ["mkfs.xfs", "-q"], "btrfs": ["mkfs.btrfs", "-q"]}
-
-
-def sh(*command: str | Path) -> str:
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-@contextmanager
-def mounted(kind: str, folder: Path, image_mb: int = 330) -> Iterator[tuple[Path, Path]]:
-    """(mount point, loop device) of a fresh file system on a loop device with direct I/O."""
-    if shutil.which(MKFS[kind][0]) is None:
-        unsupported(f"{MKFS[kind][0]} is not installed")
-    if kind not in Path("/proc/filesystems").read_text():
-        unsupported(f"this kernel has no {kind}")
-    image, point = folder / f"{kind}.img", folder / f"{kind} mount"
-    point.mkdir()
-    with image.open("wb") as file:
-        file.truncate(image_mb * MIB)
-    sh(*MKFS[kind], image)
-    device = Path(sh("losetup", "--find", "--show", "--direct-io=on", image))
-    try:
-        sh("mount", device, point)
-        try:
-            yield point, device
-        finally:
-            sh("umount", point)
-    finally:
-        sh("losetup", "--detach", device)
-        image.unlink()
 
 
 def cold(path: Path, size_mb: int) -> Path:
@@ -137,20 +106,6 @@ def test_readahead_is_the_file_systems_own_on_btrfs(tmp_path: Path) -> None:
         assert readahead.read_ahead_file is not None
         assert readahead.name == "btrfs"
         assert readahead.read_ahead_kb == int(readahead.read_ahead_file.read_text())
-
-
-@contextmanager
-def overlay(folder: Path) -> Iterator[tuple[Path, Path]]:
-    """(the folder below, where it is seen through overlayfs)."""
-    lower, upper, work, merged = (folder / n for n in ("lower", "upper", "work", "merged"))
-    for made in (lower, upper, work, merged):
-        made.mkdir()
-    sh("mount", "-t", "overlay", "overlay", "-o",
-       f"lowerdir={lower},upperdir={upper},workdir={work}", merged)  # fmt: skip
-    try:
-        yield lower, merged
-    finally:
-        sh("umount", merged)
 
 
 def test_a_cached_file_is_left_alone_behind_overlayfs(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@ experiment (the same file by MADV_RANDOM mmap and by plain reads), and what acqu
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
 import subprocess
 import time
@@ -14,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from conftest import unsupported
+from kernel.file_systems import kept_cached, overlay
 from kernel.slow_fuse import Daemon, mounted
 from kernel.support import Recording, recorded_script, start_recording
 from ttftprof.model import FileUse, Request
@@ -86,6 +84,16 @@ def plain_read_ns(path: Path) -> int:
     return took
 
 
+def assert_waited_for_the_daemon(weights: FileUse, delay_us: int = DELAY_US) -> None:
+    """The request of each page lay with the daemon for its delay, and with nobody else. (What more
+    was waited is the thread's way back to a core.)"""
+    split = weights.wait_split
+    assert split
+    assert weights.requests
+    assert split.server_ns >= 0.9 * weights.requests * delay_us * 1000
+    assert (split.queue_ns, split.wire_ns, split.device_ns) == (0, 0, 0)
+
+
 def test_the_decisive_experiment(fuse_binary: Path, tmp_path: Path) -> None:
     """MADV_RANDOM makes a path slow that plain reads find fast: the pattern is to blame, and what
     reads would take is told from the recording alone, then measured."""
@@ -94,7 +102,7 @@ def test_the_decisive_experiment(fuse_binary: Path, tmp_path: Path) -> None:
         with slow_weights(fuse_binary, tmp_path / str(attempt)) as daemon:
             plain_read_ns(daemon.model)  # the daemon's first answers take longer
             request = switched(scenario, tmp_path / str(attempt))
-            measured_ns = min(plain_read_ns(daemon.model) for _ in range(3))
+            measured_ns = min(plain_read_ns(daemon.model) for _ in range(7))
         weights, verdict = weights_of(request), request.verdict
         assert weights.path_model
         assert weights.path_model.read_ns
@@ -115,13 +123,35 @@ def test_the_decisive_experiment(fuse_binary: Path, tmp_path: Path) -> None:
     assert "ttftprof storage" in random.verify
     waited_ns = request.phase_activity()["load"]["storage_wait"]
     assert random.expected_gain_ns == pytest.approx(waited_ns - measured_ns, rel=0.05)
-    # A page's request lies with the daemon, and with nobody else.
-    assert weights.wait_split
-    assert weights.wait_split.server_ns > 0.9 * weights.storage_wait_ns
+    assert_waited_for_the_daemon(weights)
     [load] = [share for share in weights.by_phase if share.phase == "load"]
     assert load.storage_wait_ns > 0.9 * weights.storage_wait_ns
     assert weights.in_flight
     assert weights.in_flight.max == 1
+
+
+def test_small_requests_are_convicted_behind_an_overlay(fuse_binary: Path, tmp_path: Path) -> None:
+    """The daemon is beneath: its requests and its delay are the overlay's file's."""
+    delay_us = 700
+    scenario = replace(SCENARIOS["random_mmap"], weights_b_bytes=SIZE_BYTES)
+    with (
+        mounted(
+            fuse_binary, tmp_path / "mnt", size_bytes=SIZE_BYTES, delay_us=delay_us,
+            rate=BYTES_PER_SECOND,
+        ) as daemon,
+        overlay(tmp_path, daemon.point) as (_, merged),
+    ):  # fmt: skip
+        (tmp_path / f"b-{SIZE_BYTES}.weights").symlink_to(merged / "model")
+        request = switched(scenario, tmp_path)
+    weights = weights_of(request)
+    assert (weights.fstype, weights.mount) == ("overlay", str(merged))
+    assert weights.bytes_from_storage == SIZE_BYTES
+    waited_ns = request.phase_activity()["load"]["storage_wait"]
+    cause = convict(request.files, request.mounts, request.memory, waited_ns)
+    assert cause
+    assert cause.kind == "pattern"
+    assert "MADV_RANDOM" in cause.says
+    assert_waited_for_the_daemon(weights, delay_us)
 
 
 def test_plain_reads_with_enough_readahead_reach_the_link(
@@ -159,21 +189,6 @@ def test_a_warm_load_is_what_the_cache_did(tmp_path: Path) -> None:
     request = switched(SCENARIOS["warm_read_short"], tmp_path)
     assert request.verdict.storage == "cache worked"
     assert weights_of(request).bytes_from_storage == 0
-
-
-@contextmanager
-def kept_cached(path: Path) -> Iterator[None]:
-    """All of a file in the page cache, locked: a kernel may let go what nobody uses."""
-    with path.open("rb") as file:
-        pages = mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
-    address = ctypes.c_void_p(np.frombuffer(pages, np.uint8).ctypes.data)
-    libc, size = ctypes.CDLL(None, use_errno=True), ctypes.c_size_t(len(pages))
-    assert libc.mlock(address, size) == 0, os.strerror(ctypes.get_errno())
-    try:
-        yield
-    finally:
-        libc.munlock(address, size)
-        pages.close()
 
 
 def test_a_warm_map_that_is_slow_from_faults_alone(tmp_path: Path) -> None:

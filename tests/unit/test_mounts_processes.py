@@ -25,6 +25,7 @@ from ttftprof.sources.mounts import (
     resolved,
     unescape,
 )
+from ttftprof.sources.overlay import names_itself, shown_as
 from ttftprof.sources.processes import (
     descendants,
     has_host_pids,
@@ -199,7 +200,9 @@ def test_mountinfo_in_its_forms() -> None:
         fstype="nfs4",
         source="nas:/models",
         options="rw,noatime,ro,vers=4.2,rsize=1048576",
+        root="/",
     )
+    assert mounts[3].root == "/sub"
     assert mounts[2].point == "/with space\ttab"
     assert mounts[2].source == "user@host:/a b"
 
@@ -359,3 +362,50 @@ def test_of_two_names_of_an_open_file_the_one_asked_for_is_kept(tmp_path: Path) 
 
 def test_of_a_process_that_is_gone_the_name_is_kept(tmp_path: Path) -> None:
     assert resolved(7, (1, 2), "/models/m.gguf", tmp_path) == "/models/m.gguf"
+
+
+# -- what an overlay shows --------------------------------------------------------------------
+
+
+def put_overlay(proc: Path, pid: int, lower: str) -> None:
+    """A process that has one file of an overlay mapped."""
+    options = f"rw,lowerdir={lower},upperdir=/no/upper,workdir=/no/work"
+    put(
+        proc, pid,
+        mountinfo=f"9 1 0:45 / / rw - overlay overlay {options}\n".encode(),
+        maps=b"7f0000000000-7f0000001000 r--s 00000000 00:2d 99    /models/m.gguf\n",
+    )  # fmt: skip
+
+
+def test_an_overlays_file_is_known_by_the_one_beneath(tmp_path: Path) -> None:
+    lower = tmp_path / "lower"
+    (lower / "models").mkdir(parents=True)
+    (lower / "models/m.gguf").write_bytes(bytes(8192))
+    put_overlay(tmp_path, 7, str(lower))
+    put(tmp_path, os.getpid(), mountinfo=Path("/proc/self/mountinfo").read_bytes())
+    mount = mount_under(str(lower), mounts_of(os.getpid()))
+    assert mount
+    key = kernel_dev(*mount.dev), (lower / "models/m.gguf").stat().st_ino
+    assert shown_as(7, key, 8192, tmp_path) == "/models/m.gguf"
+    # Its own number, or its size, proves nothing where the layer can be looked at.
+    assert shown_as(7, (key[0], 99), 8192, tmp_path) is None
+
+
+def test_an_overlays_file_whose_layers_are_out_of_sight(tmp_path: Path) -> None:
+    put_overlay(tmp_path, 7, "/no/lower")
+    seen = tmp_path / "7/root/models/m.gguf"
+    seen.parent.mkdir(parents=True)
+    seen.write_bytes(bytes(8192))
+    ext4 = kernel_dev(254, 0)
+    assert shown_as(7, (ext4, 99), 8192, tmp_path) == "/models/m.gguf"
+    assert shown_as(7, (ext4, 99), 8193, tmp_path) is None
+    assert shown_as(7, (ext4, 98), 8192, tmp_path) is None
+    assert shown_as(8, (ext4, 99), 8192, tmp_path) is None
+
+
+def test_a_record_that_names_the_overlay_itself(tmp_path: Path) -> None:
+    put_overlay(tmp_path, 7, "/no/lower")
+    [mount] = mounts_of(7, tmp_path)
+    assert names_itself(mount, kernel_dev(0, 45))
+    assert not names_itself(mount, kernel_dev(254, 0))
+    assert not names_itself(None, kernel_dev(0, 45))

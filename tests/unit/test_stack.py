@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from ttftprof.cli.storage import command
 from ttftprof.errors import Unsupported
 from ttftprof.sources.mounts import Mount, parse_mountinfo
+from ttftprof.sources.overlay import overlay_folders, split_folders
 from ttftprof.stack import (
     Layer,
     Stack,
     System,
     local_addresses,
-    mount_roots,
-    overlay_folders,
     parse_routes,
     parse_routes6,
     path_facts,
@@ -26,7 +25,6 @@ from ttftprof.stack import (
     safe_options,
     sata_rate,
     server_of,
-    split_folders,
     stack_of,
 )
 from ttftprof.weights import biggest_model, mount_id, shard_group
@@ -345,7 +343,8 @@ def test_mount_id_of_an_open_file() -> None:
     os.close(fd)
     found = mount_id(text)
     assert found is not None
-    assert found in mount_roots(Path("/proc/self/mountinfo").read_text())
+    mounts = parse_mountinfo(Path("/proc/self/mountinfo").read_text())
+    assert found in {mount.mount_id for mount in mounts}
 
 
 # -- fuzz ------------------------------------------------------------------------------------------
@@ -364,7 +363,6 @@ def test_any_text_is_parsed_to_something(text: str) -> None:
     parse_routes(text)
     parse_routes6(text)
     local_addresses(text)
-    mount_roots(text)
     mount_id(text)
     parse_mountinfo(text)
     pcie_link(text, text)

@@ -11,7 +11,7 @@ import pytest
 from ttftprof.events import Kind, MmapFlag, ReadFlag, Wait, kernel_dev
 from ttftprof.model import FileUse, Quantiles
 from ttftprof.phases import StartUp
-from ttftprof.storage import counted, files_of, mounts_of, notes_of, read_beside
+from ttftprof.storage import counted, files_of, mounts_of, notes_of, read_beside, unseen_beneath
 from ttftprof.timeline import Timeline
 from unit.recordings import A_GGUF, B_GGUF, DEV, MIB, MS, NEW, OLD, PAGE, Scene, ns
 
@@ -52,6 +52,18 @@ def test_what_entered_the_cache_came_from_storage() -> None:
     assert (file.path, file.device, file.fstype, file.mount) == (
         "/models/b.gguf", "8:1", "ext4", "/",
     )  # fmt: skip
+
+
+def test_what_lies_beneath_an_overlay_unseen_is_not_known_and_said_so() -> None:
+    scene = Scene().process(NEW, "server")
+    scene.file(B_GGUF, "/models/b.gguf", fstype="overlay", beneath_unseen=True)
+    growing(scene.opened(NEW, B_GGUF, 140).mapped(NEW, B_GGUF, 150), faults=1)
+    file = used(scene)
+    unknown = (file.bytes_from_storage, file.bytes_from_cache, file.residency_before)
+    assert unknown == (None, None, None)
+    [note] = unseen_beneath(scene.timeline())
+    assert note.startswith("/models/b.gguf lies in an overlay")
+    assert unseen_beneath(server().timeline()) == []
 
 
 def test_what_went_past_the_cache_came_from_storage_too() -> None:

@@ -16,7 +16,8 @@ _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One line of mountinfo: `dev` is (major, minor) of the file system's super block."""
+    """One line of mountinfo: `dev` is (major, minor) of the file system's super block, `root` the
+    part of it that is mounted (`/` unless it is a bind mount or a subvolume)."""
 
     mount_id: int
     dev: tuple[int, int]
@@ -24,6 +25,7 @@ class Mount:
     fstype: str
     source: str
     options: str
+    root: str = "/"
 
 
 def parse_mountinfo(text: str) -> list[Mount]:
@@ -48,6 +50,7 @@ def parse_mountinfo(text: str) -> list[Mount]:
                 fstype=tail[0],
                 source=unescape(tail[1]),
                 options=f"{fields[5]},{tail[2]}" if tail[2] else fields[5],
+                root=unescape(fields[3]),
             )
         )
     return mounts
@@ -151,6 +154,12 @@ def open_paths(pid: int, proc: Path = PROC) -> dict[int, list[str]]:
         except OSError:
             continue
     return found
+
+
+def path_held(pid: int, key: tuple[int, int], proc: Path = PROC) -> str | None:
+    """A path by which a process has the file of this (kernel dev, inode) mapped or open."""
+    mapped = mapped_paths(pid, proc).get(key)
+    return mapped or next(iter(open_paths(pid, proc).get(key[1], [])), None)
 
 
 AT_FDCWD = 2**32 - 100  # include/uapi/linux/fcntl.h
