@@ -79,8 +79,9 @@ def _inside(calls: Iterable[DriverSpan], window: Span) -> list[DriverSpan]:
 
 
 def notes_of(timeline: Timeline) -> list[str]:
-    """What devices do not tell, and how far their samples came off their schedule."""
-    notes = []
+    """What devices do not tell, which calls may be missing, and how far samples came off their
+    schedule."""
+    notes = list(_unseen_calls(timeline))
     for index in sorted(timeline.gpu.devices):
         asked = [_QUESTIONS.get(r.call) for r in timeline.gpu.refused if r.device == index]
         missing = {
@@ -92,6 +93,19 @@ def notes_of(timeline: Timeline) -> list[str]:
     if len(rows) and (late_ns := int(np.median(rows["late_ns"]))) > _LATE_NS:
         notes.append(f"samples of the GPU came {late_ns / 1e6:.0f} ms late at the median")
     return notes
+
+
+def _unseen_calls(timeline: Timeline) -> Iterator[str]:
+    """A library at a path that nobody knew is probed only once it was seen to be mapped."""
+    for library in timeline.gpu.libraries:
+        if library.refused:
+            yield f"calls into {library.path} could not be seen ({library.refused})"
+        elif library.unseen_ns:
+            ms = library.unseen_ns / 1e6
+            yield (
+                f"calls into {library.path} in the first {ms:.1f} ms after pid {library.tgid} "
+                "mapped it may be missing"
+            )
 
 
 def _holding(timeline: Timeline, tgid: int) -> set[int]:

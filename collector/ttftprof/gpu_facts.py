@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ttftprof.engines import driver_calls as known
-from ttftprof.engines.driver_calls import DRIVER_CALLS, FIRST_ROW
+from ttftprof.engines.driver_calls import DRIVER_CALLS, FIRST_ROW, calls_in
 from ttftprof.engines.kernel_caches import is_compiler
 from ttftprof.events import Kind, Records
 from ttftprof.gpu_rows import Valid
@@ -92,6 +93,24 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class DriverLibrary:
+    """A library of a driver, and from when on its calls are told. `mapped_ns`: the earliest that
+    `tgid` can have mapped it; `probed_ns` if nobody had, or before recording began. `refused`: why
+    its calls could not be probed, else ""."""
+
+    path: str
+    tgid: int
+    mapped_ns: int
+    probed_ns: int
+    refused: str
+
+    @property
+    def unseen_ns(self) -> int:
+        """For how long, at most, its calls were not told."""
+        return max(self.probed_ns - self.mapped_ns, 0)
+
+
+@dataclass(frozen=True, slots=True)
 class GpuFacts:
     """All of one recording. Samples and calls are ordered by stamp; `devices` by the number that
     the samples carry; `calls` by tgid."""
@@ -104,6 +123,7 @@ class GpuFacts:
     compilers: Sequence[Compiler]
     device_files: Records  # EVENT_DEVICE
     refused: Sequence[Refused]
+    libraries: Sequence[DriverLibrary]
     # By tgid: when each call began, and until when those up to it lasted. A server makes some
     # hundred a second, and each phase of each request asks for its own.
     edges: Mapping[int, tuple[Ints, Ints]]
@@ -143,6 +163,7 @@ def read(reader: Facts, by_kind: Mapping[Kind, Records]) -> GpuFacts:
         compilers=tuple(Compiler(*one) for one in executed if is_compiler(one[2])),
         device_files=by_kind[Kind.DEVICE],
         refused=tuple(_refused(reader)),
+        libraries=tuple(_libraries(reader)),
         edges={tgid: _edges(own) for tgid, own in ordered.items()},
     )
 
@@ -198,6 +219,19 @@ def _edges(calls: Sequence[DriverSpan]) -> tuple[Ints, Ints]:
 def _refused(reader: Facts) -> Iterator[Refused]:
     for _, fact in reader.facts("gpu_refused"):
         yield Refused(int(fact["device"]), str(fact.get("call")), str(fact.get("reason")))
+
+
+def _libraries(reader: Facts) -> Iterator[DriverLibrary]:
+    for ns, fact in reader.facts("library"):
+        path = str(fact.get("path") or "")
+        if calls_in(PurePath(path.removesuffix(" (deleted)")).name):
+            yield DriverLibrary(
+                path=path,
+                tgid=int(fact.get("tgid") or 0),
+                mapped_ns=int(fact.get("mapped_ns") or ns),
+                probed_ns=ns,
+                refused=str(fact.get("reason") or ""),
+            )
 
 
 def _ordered(rows: Records) -> Records:

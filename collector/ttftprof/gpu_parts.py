@@ -120,20 +120,31 @@ def _context(
     made = [call for call in calls if call.group == known.CONTEXT]
     if made:
         return part_of("context", _spans(made), window, "observed", _called(made))
-    if timeline.gpu.calls.get(tgid):
-        return None
     return _context_by_files(timeline, tgid, window)
 
 
+def _unprobed_until_ns(timeline: Timeline, tgid: int) -> int:
+    """Until when calls of a process into its driver may have been missed."""
+    if not timeline.gpu.calls.get(tgid):
+        return FOREVER
+    libraries = timeline.gpu.libraries
+    return max(
+        (lib.probed_ns for lib in libraries if lib.tgid == tgid and lib.unseen_ns), default=0
+    )
+
+
 def _context_by_files(timeline: Timeline, tgid: int, window: Span) -> Part | None:
-    """Without symbols: slow requests to a device whose file the process opened just before."""
+    """Where its calls were not seen: slow requests to a device whose file the process opened."""
     events = timeline.gpu.device_files
     own = events[(events["tgid"] == tgid)]
     opened = own[(own["flags"] & DeviceFlag.IOCTL) == 0]
     opened = opened[opened["b"].astype(np.int64) >= 0]
     if not len(opened):
         return None
-    slow = own[(own["flags"] & DeviceFlag.IOCTL) != 0]
+    slow = own[
+        ((own["flags"] & DeviceFlag.IOCTL) != 0)
+        & (own["start_ns"] < _unprobed_until_ns(timeline, tgid))
+    ]
     slow = slow[np.isin(slow["dev"] >> 20, np.unique(opened["dev"] >> 20))]
     begins = slow["start_ns"].astype(np.int64)
     spans = zip(

@@ -178,6 +178,7 @@ class Recorder:
             self._library_refused,
             launches=gpu_launches,
         )
+        self._mapped = 0, 0  # by whom, and since when at most, the libraries now looked at
         self._poll = select.epoll()
         self._looked_ns = 0
         self._wake_r, self._wake_w = socket.socketpair()
@@ -461,7 +462,7 @@ class Recorder:
         limit = memory_limit(pid)
         if limit is not None:
             self.writer.add_fact("memory", now_ns(), {"tgid": pid, **limit.as_fact()})
-        self._libraries.scan(pid)
+        self._look_for_libraries(pid, executed_ns)
 
     def _on_fork(self, event: Any) -> None:
         tgid = int(event["tgid"])
@@ -500,7 +501,7 @@ class Recorder:
 
     def _on_mmap(self, event: Any) -> None:
         if int(event["flags"]) & MmapFlag.EXEC:
-            self._libraries.scan(int(event["tgid"]))
+            self._look_for_libraries(int(event["tgid"]), int(event["start_ns"]))
         else:
             self._on_file(event)
 
@@ -674,8 +675,15 @@ class Recorder:
 
     # -- libraries ----------------------------------------------------------------------------
 
+    def _look_for_libraries(self, pid: int, since_ns: int) -> None:
+        """`since_ns`: the earliest that what is new can have been mapped; 0: before recording."""
+        self._mapped = pid, since_ns
+        self._libraries.scan(pid)
+
     def _library_found(self, path: str, marks: list[str]) -> None:
-        self.writer.add_fact("library", now_ns(), {"path": path, "marks": marks})
+        pid, since_ns = self._mapped
+        mapped = {"tgid": pid, "mapped_ns": since_ns} if since_ns else {}
+        self.writer.add_fact("library", now_ns(), {"path": path, "marks": marks, **mapped})
 
     def _library_refused(self, path: str, reason: str) -> None:
         self.writer.add_fact("library", now_ns(), {"path": path, "marks": [], "reason": reason})

@@ -4,7 +4,10 @@
  * source is faulted in for real.
  *
  * FAKE_GPU_STATE: the words shared with libnvidia-ml's stand-in; memory that is
- * allocated shows there. FAKE_CUDA_MS sets how long calls take, "cuInit=30 ...".
+ * allocated shows there, as its process's too. A process that just ends keeps it:
+ * the test gives it back, as a driver does a while later. FAKE_CUDA_MS sets how long
+ * calls take, "cuInit=30 ...". FAKE_CUDA_STAMPS names a file to which each call adds
+ * a line as it returns: its name, its pid, when it began and ended, in ns.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -17,32 +20,75 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { USED = 0, BUSY = 8, PID = 24, TOTAL = 32, WORDS = 64 };
+enum { USED = 0, PID = 24, TOTAL = 32, REFUSED = 53, OWNERS = 64, OWNERS_MOST = 8, WORDS = 80 };
 enum { SUCCESS = 0, OUT_OF_MEMORY = 2 };
 
 static volatile uint64_t *state;
 static uint64_t own_words[WORDS] = {[TOTAL] = 8ull << 30};
-static uint64_t held;
+static volatile uint64_t *owner = (uint64_t[2]){}; /* of memory: its pid, and how much */
+static int stamps = -1;
 static char bounce[1 << 20]; /* what a copy writes: the device's side is thrown away */
 
 static void give_back(void)
 {
-	__sync_fetch_and_sub(&state[USED], held);
-	held = 0;
+	__sync_fetch_and_sub(&state[USED], owner[1]);
+	owner[1] = 0;
+}
+
+static void leave(void)
+{
+	give_back();
+	owner[0] = 0;
+}
+
+static void own(void)
+{
+	for (int i = 0; i < OWNERS_MOST; i++)
+		if (__sync_bool_compare_and_swap(&state[OWNERS + 2 * i], 0, getpid())) {
+			owner = &state[OWNERS + 2 * i];
+			return;
+		}
 }
 
 __attribute__((constructor)) static void begin(void)
 {
-	const char *path = getenv("FAKE_GPU_STATE");
+	const char *path = getenv("FAKE_GPU_STATE"), *log = getenv("FAKE_CUDA_STAMPS");
 	int fd = path ? open(path, O_RDWR) : -1;
 
 	state = own_words;
 	if (fd >= 0) {
 		state = mmap(0, WORDS * 8, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 		close(fd);
-		state[PID] = getpid();
+		own();
 	}
-	atexit(give_back);
+	if (log)
+		stamps = open(log, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+	atexit(leave);
+}
+
+static uint64_t now_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000000000ull + t.tv_nsec;
+}
+
+struct call {
+	const char *name;
+	uint64_t begin_ns;
+};
+
+static void returns(struct call *call)
+{
+	char line[128];
+
+	if (stamps < 0)
+		return;
+	int length = snprintf(line, sizeof(line), "%s %d %llu %llu\n", call->name, getpid(),
+			      (unsigned long long)call->begin_ns, (unsigned long long)now_ns());
+	if (write(stamps, line, length) != length)
+		abort();
 }
 
 static void take(const char *call)
@@ -64,20 +110,24 @@ static void take(const char *call)
 	}
 }
 
-#define TAKE() take(__func__)
+#define TAKE()                                                             \
+	__attribute__((cleanup(returns), unused)) struct call call_ = {__func__, now_ns()}; \
+	take(__func__)
 
 int cuInit(unsigned flags) { (void)flags; TAKE(); return SUCCESS; }
-int cuDevicePrimaryCtxRetain(void **ctx, int device) { (void)device; *ctx = &held; TAKE(); return SUCCESS; }
-int cuCtxCreate_v2(void **ctx, unsigned flags, int device) { (void)flags; (void)device; *ctx = &held; TAKE(); return SUCCESS; }
-int cuModuleLoadData(void **module, const void *image) { (void)image; *module = &held; TAKE(); return SUCCESS; }
+int cuDevicePrimaryCtxRetain(void **ctx, int device) { (void)device; TAKE(); *ctx = bounce; return SUCCESS; }
+int cuCtxCreate_v2(void **ctx, unsigned flags, int device) { (void)flags; (void)device; TAKE(); *ctx = bounce; return SUCCESS; }
+int cuModuleLoadData(void **module, const void *image) { (void)image; TAKE(); *module = bounce; return SUCCESS; }
 int cuLinkComplete(void *link, void **cubin, size_t *size) { (void)link; *cubin = bounce; *size = 1; TAKE(); return SUCCESS; }
 
 static int allocate(void **where, size_t bytes)
 {
-	if (state[USED] + bytes > state[TOTAL])
+	if (state[USED] + bytes > state[TOTAL]) {
+		__sync_fetch_and_add(&state[REFUSED], 1);
 		return OUT_OF_MEMORY;
+	}
 	__sync_fetch_and_add(&state[USED], bytes);
-	held += bytes;
+	owner[1] += bytes;
 	*where = (void *)0x700000000000;
 	return SUCCESS;
 }
@@ -137,4 +187,4 @@ int cuGetProcAddress_v2(const char *name, void **address, int version, unsigned 
 }
 
 int cuStreamSynchronize(void *stream) { (void)stream; TAKE(); return SUCCESS; }
-int cuLaunchKernel(void) { return SUCCESS; }
+int cuLaunchKernel(void) { TAKE(); return SUCCESS; }

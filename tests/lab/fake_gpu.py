@@ -7,9 +7,10 @@ import shutil
 import struct
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 HERE = Path(__file__).parent
-WORDS = 64
+WORDS = 80
 GIB = 1 << 30
 
 # As in fake_nvml.c; per device where an index is added.
@@ -17,6 +18,7 @@ USED, BUSY, LOST, PID, TOTAL = 0, 8, 16, 24, 32
 COUNT, PERSISTENCE, LINK, RX = 40, 41, 42, 43
 COUNTS, RECEIVED, SENT, DRAWS = 44, 45, 46, 47
 HANG_MS, DELAY_US, CALLS, INSTANCES, INIT_ERROR = 48, 49, 50, 51, 52
+REFUSED, OWNERS, OWNERS_MOST = 53, 64, 8
 
 
 class State:
@@ -39,6 +41,21 @@ class State:
 
     def __setitem__(self, word: int, value: int) -> None:
         struct.pack_into("<Q", self._memory, 8 * word, value)
+
+
+class Stamp(NamedTuple):
+    """One call, as the fake libcuda itself saw it begin and end."""
+
+    name: str
+    pid: int
+    begin_ns: int
+    end_ns: int
+
+
+def stamps(path: Path) -> list[Stamp]:
+    """What FAKE_CUDA_STAMPS holds, in the order in which the calls returned."""
+    lines = (line.split() for line in path.read_text().splitlines())
+    return [Stamp(name, *map(int, numbers)) for name, *numbers in lines]
 
 
 def build(source: str, folder: Path, library: str) -> Path:

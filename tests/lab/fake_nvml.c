@@ -1,7 +1,7 @@
 /*
  * A libnvidia-ml.so.1 of the tests' own: NVML's ABI, and what it says in a file.
  *
- * FAKE_GPU_STATE names a file of 64 words that is mapped and read at every call, so
+ * FAKE_GPU_STATE names a file of 80 words that is mapped and read at every call, so
  * that a test, or libcuda's stand-in beside it, moves the numbers while they are
  * sampled. FAKE_GPU_REFUSES lists calls that this device does not support. Calls
  * take the time that word 49 says, in microseconds, by sleeping it.
@@ -20,7 +20,7 @@ enum {
 	USED = 0,
 	BUSY = 8,
 	LOST = 16,
-	PID = 24, /* whose memory all of it is */
+	PID = 24, /* whose memory all of it is, where libcuda's stand-in does not tell */
 	TOTAL = 32,
 	COUNT = 40,	 /* devices, 0 = 1 */
 	PERSISTENCE = 41,
@@ -35,7 +35,10 @@ enum {
 	CALLS = 50,
 	INSTANCES = 51,	 /* of device 0 when partitioned */
 	INIT_ERROR = 52,
-	WORDS = 64,
+	REFUSED = 53,	 /* allocations, by libcuda's stand-in */
+	OWNERS = 64,	 /* of device 0's memory: pid and bytes, of eight processes */
+	OWNERS_MOST = 8,
+	WORDS = 80,
 };
 
 enum { SUCCESS = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, SHORT = 7, LOST_ERROR = 15 };
@@ -233,11 +236,28 @@ static int running(uint64_t pid, uint64_t used, unsigned *count, struct process 
 	return SUCCESS;
 }
 
+static int owners(unsigned *count, struct process *out)
+{
+	unsigned room = *count, found = 0;
+
+	for (int i = 0; i < OWNERS_MOST; i++) {
+		uint64_t pid = state[OWNERS + 2 * i], used = state[OWNERS + 2 * i + 1];
+
+		if (pid && used && out && found < room)
+			out[found] = (struct process){pid, used, ~0u, ~0u};
+		found += pid && used;
+	}
+	*count = found;
+	return found > room ? SHORT : SUCCESS;
+}
+
 int nvmlDeviceGetComputeRunningProcesses_v3(uintptr_t handle, unsigned *count, struct process *out)
 {
 	uintptr_t index = (handle - 1) % 8;
 
 	BEGIN(handle);
+	if (!index && !state[PID])
+		return owners(count, out);
 	return running(state[PID + index], state[USED + index], count, out);
 }
 

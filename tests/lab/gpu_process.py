@@ -3,9 +3,9 @@
     python gpu_process.py LIBCUDA WEIGHTS
 
 Maps the library, waits for a line on stdin, then: context, module, allocation, copies (one of them
-out of the mapped WEIGHTS), graph capture, KV allocation, an allocation that is refused.
-Prints a JSON object:
-{"spans": [[call, begin_ns, end_ns, bytes], …], "pid": …}. Nothing but the standard library.
+out of the mapped WEIGHTS), graph capture, LAUNCHES of kernels, KV allocation, an allocation that is
+refused. Prints a JSON object: {"spans": [[call, begin_ns, end_ns, bytes], …], "pid": …}; launches
+are no spans of it. Nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 MIB = 1 << 20
+LAUNCHES = 97
 PER_THREAD_STREAMS = 2  # CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.mmap.restype = ctypes.c_void_p
@@ -85,6 +86,8 @@ def main() -> None:
     time.sleep(0.02)
     call("cuStreamEndCapture", None, where)
     call("cuGraphInstantiateWithFlags", where, None, ctypes.c_ulonglong(0))
+    for _ in range(LAUNCHES):
+        cuda.cuLaunchKernel()
     call("cuMemCreate", where, bytes_of(500 * MIB), None, ctypes.c_ulonglong(0), size=500 * MIB)
     refused = call("cuMemAlloc", where, bytes_of(64 << 30), size=64 << 30)
     time.sleep(0.1)

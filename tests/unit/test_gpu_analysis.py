@@ -116,6 +116,19 @@ def test_context_without_symbols_is_inferred_from_the_device_file() -> None:
     assert (context.basis, context.spent_ns) == ("inferred", 10 * MS)
 
 
+def test_context_while_the_driver_was_not_probed_yet_is_inferred_too() -> None:
+    """The first call began before its library was met; later ones are seen."""
+    scene = router_switch().event(Kind.DEVICE, 165, NEW, flags=1, dev=195 << 20, b=9)
+    for at in (166, 180, 192):
+        scene.event(Kind.DEVICE, at, NEW, flags=16, dev=195 << 20 | 255, duration_ns=5 * MS, a=70)
+    scene.driver_call(NEW, "cuMemAlloc", 190, 191, size=MIB)
+    assert "context" not in parts(scene.only_request(), "launch")
+    met = {"path": "/opt/libcuda.so.1", "marks": ["cuInit"], "tgid": NEW, "mapped_ns": ns(164)}
+    scene.fact("library", ns(184), met)
+    context = parts(scene.only_request(), "launch")["context"]
+    assert (context.basis, context.spent_ns) == ("inferred", 10 * MS)
+
+
 def test_compilers_and_caches() -> None:
     scene = router_switch().forked(900, 503, parent=NEW).event(Kind.EXEC, 503, 900)
     scene.fact("exec", ns(503), {"tgid": 900, "path": "/usr/local/cuda/bin/ptxas"})
@@ -490,6 +503,24 @@ def test_what_a_device_does_not_tell_is_one_line() -> None:
     for call in ("nvmlDeviceGetClockInfo", "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetMigMode"):
         scene.fact("gpu_refused", ns(1), {"call": call, "device": 0, "reason": "Not Supported"})
     assert "GPU 0 does not tell its clocks, utilisation" in scene.report().notes
+
+
+def test_calls_that_were_not_seen_are_said() -> None:
+    """Of a driver that was probed late, or not at all; not of an engine's library."""
+    scene = gpu_switch().gpu()
+    late = {"tgid": NEW, "mapped_ns": ns(165), "marks": ["cuInit"]}
+    for path, told in (
+        ("/opt/libcuda.so.1", late),
+        ("/usr/lib/libamdhip64.so.6", {"marks": ["hipInit"]}),  # probed before it was mapped
+        ("/x/libnvrtc.so.12 (deleted)", {"marks": [], "reason": "attach: EPERM"}),
+        ("/x/libllama.so", late | {"marks": ["decode"]}),
+    ):
+        scene.fact("library", ns(177), {"path": path, **told})
+    assert [note for note in scene.report().notes if "calls into" in note] == [
+        "calls into /opt/libcuda.so.1 in the first 12.0 ms after "
+        f"pid {NEW} mapped it may be missing",
+        "calls into /x/libnvrtc.so.12 (deleted) could not be seen (attach: EPERM)",
+    ]
 
 
 def test_late_samples_are_said() -> None:

@@ -219,3 +219,15 @@ def test_a_process_that_is_gone_is_nothing(tmp_path: Path) -> None:
     probed = Probed()
     probed.marks().scan(os.getpid(), tmp_path)
     assert probed.found == []
+
+
+def test_drivers_are_probed_before_all_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their first call comes within milliseconds of the mapping, an engine's after its load."""
+    order = []
+    marks = LibraryMarks(lambda *_: None, lambda *_: None, lambda *_: None)
+    monkeypatch.setattr(marks, "probe", lambda _path, shown: order.append(shown))
+    names = ("/a/libtorch.so", "/b/libcuda.so.1 (deleted)", "/c/libllama.so", "/d/libamdhip64.so.6")
+    marks.scan(7, fake_proc(tmp_path, *(mapping(n, inode=i) for i, n in enumerate(names))))
+    assert order == [names[1], names[3], names[0], names[2]]

@@ -105,6 +105,11 @@ def _file_offset(elf: Any, address: int) -> int | None:
     return None
 
 
+def _driver_calls(shown: str, launches: bool = False) -> tuple[DriverCall, ...]:
+    """What to probe in a file by its path as /proc shows it."""
+    return calls_in(Path(shown.removesuffix(" (deleted)")).name, launches)
+
+
 class LibraryMarks:
     """Probes marked calls in libraries as they are met, and rare calls into GPU drivers.
 
@@ -134,15 +139,16 @@ class LibraryMarks:
                 self.probe(Path(path), shown=path)
 
     def scan(self, pid: int, proc: Path = PROC) -> None:
-        """Looks at every executable mapping of a process that was not met before."""
+        """Looks at every executable mapping of a process that was not met before; first at drivers,
+        whose first calls come within milliseconds."""
         try:
             maps = (proc / str(pid) / "maps").read_text(errors="replace")
         except OSError:
             return
-        for line in maps.splitlines():
-            fields = line.split(None, 5)
-            if len(fields) == 6 and "x" in fields[1] and fields[5].startswith("/"):
-                self._meet(pid, fields, proc)
+        mapped = [line.split(None, 5) for line in maps.splitlines()]
+        code = [f for f in mapped if len(f) == 6 and "x" in f[1] and f[5].startswith("/")]
+        for fields in sorted(code, key=lambda f: not _driver_calls(f[5])):
+            self._meet(pid, fields, proc)
 
     def _meet(self, pid: int, fields: list[str], proc: Path) -> None:
         major, _, minor = fields[3].partition(":")
@@ -159,7 +165,7 @@ class LibraryMarks:
 
     def probe(self, path: Path, shown: str) -> None:
         """Attaches to whatever this file has of what is known."""
-        calls = calls_in(Path(shown.removesuffix(" (deleted)")).name, self._launches)
+        calls = _driver_calls(shown, self._launches)
         if calls:
             self._probe_driver(path, shown, calls)
         else:
