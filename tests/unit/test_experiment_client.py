@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from ttftprof.experiment import client
-from ttftprof.experiment.client import Answer, Ask, Limits, Streams, ask, filler
+from ttftprof.experiment.client import Streams, ask
+from ttftprof.experiment.messages import OUTCOMES, Answer, Ask, Limits, filler
 
 QUICK = Limits(timeout_s=0.6, stall_s=0.15)
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -35,7 +35,8 @@ def event(text: str | None, **more: object) -> bytes:
 
 
 USAGE = {"prompt_tokens": 7, "prompt_tokens_details": {"cached_tokens": 3}}
-END = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+LAST = b"0\r\n\r\n"
+END = chunk(b"data: [DONE]\n\n") + LAST
 
 
 @contextmanager
@@ -147,11 +148,13 @@ def for_ever(sock: socket.socket) -> None:
         time.sleep(0.01)
 
 
-def flood(sock: socket.socket) -> None:
-    sock.sendall(HEAD)
-    block = event("x" * 4000) * 64
-    while True:
-        sock.sendall(block)
+def flood(head: bytes, block: bytes) -> Serve:
+    def serve(sock: socket.socket) -> None:
+        sock.sendall(head)
+        while True:
+            sock.sendall(block)
+
+    return serve
 
 
 def linger() -> None:
@@ -172,11 +175,17 @@ def error_response(status: int, body: bytes = b'{"error":"no"}') -> bytes:
 
 
 BROKEN = chunk(b"data: {broken\n\n")
+PLAIN_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+LONG_HEAD = PLAIN_HEAD[:-2] + b"Content-Length: 900000000\r\n\r\n"
+WORD = b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'
 HTML = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 4\r\n\r\noops"
 STREAM_ERROR = chunk(b'data: {"error":{"message":"no"}}\n\n') + b"0\r\n\r\n"
+FLOODED = Limits(20.0, 5.0, max_bytes=2 << 20)
 HOSTILE = [
     Hostile("gone before a word", send(), "gone"),
     Hostile("gone in mid-stream", send(HEAD, event("a")), "gone"),
+    Hostile("gone, which only a missing end mark tells", send(PLAIN_HEAD, WORD), "gone"),
+    Hostile("a proxy closes what its server broke off", send(HEAD, event("a"), LAST), "gone"),
     Hostile("reset", reset, "gone"),
     Hostile("http 500", send(error_response(500)), "failed"),
     Hostile("http 503, then closed early", send(error_response(503)[:-3]), "failed"),
@@ -191,7 +200,10 @@ HOSTILE = [
     Hostile("a web page", send(HTML), "malformed"),
     Hostile("no text", send(HEAD, event(None), END), "empty"),
     Hostile("never ends", for_ever, "endless"),
-    Hostile("a flood", flood, "endless", Limits(20.0, 5.0, max_bytes=2 << 20)),
+    Hostile("a flood", flood(HEAD, event("x" * 4000) * 64), "endless", FLOODED),
+    Hostile("a flood until it closes", flood(PLAIN_HEAD, WORD * 999), "endless", FLOODED),
+    Hostile("a flood of known length", flood(LONG_HEAD, WORD * 999), "endless", FLOODED),
+    Hostile("a flood without a word", flood(HEAD, event(None) * 999), "endless", FLOODED),
 ]
 
 
@@ -201,9 +213,13 @@ def test_every_failure_has_its_class_and_its_end(case: Hostile) -> None:
     answer = one(case.serve, case.limits)
     assert answer.outcome == case.outcome, answer.detail
     assert time.monotonic() - began < 3
-    assert answer.outcome in client.OUTCOMES
+    assert answer.outcome in OUTCOMES
     assert bool(answer.detail) == (answer.outcome not in ("ok",))
-    if answer.outcome in ("gone", "stalled", "endless") and answer.chunks:
+    if (
+        answer.outcome in ("gone", "stalled", "endless")
+        and answer.chunks
+        and "without" not in case.name
+    ):
         assert answer.first_token_ns is not None  # what had come is kept
 
 
@@ -250,10 +266,41 @@ def test_fields_of_the_request_can_be_set() -> None:
     assert body["keep_alive"] == "1h"
 
 
-def test_prompts_are_as_long_as_asked_and_differ_only_to_bust_a_cache() -> None:
-    assert len(filler(34, "1", bust=True).split()) == 34
-    assert filler(34, "1", bust=True) != filler(34, "2", bust=True)
-    assert filler(34, "1", bust=False) == filler(34, "2", bust=False)
+def test_prompts_are_fixed_by_the_seed_and_their_beginning_differs_to_bust_a_cache() -> None:
+    one, two = (filler(34, 1, own).split() for own in ("a", "b"))
+    assert len(one) == len(two) == 34
+    assert one[:8] != two[:8]
+    assert one[8:] == two[8:] == filler(34, 1, None).split()[8:]
+    assert filler(34, 1, None) == filler(34, 1, None) != filler(34, 2, None)
+    assert len(filler(3, 1, "a").split()) == 3
+
+
+def test_connections_are_made_at_once_and_in_time() -> None:
+    """To a server whose queue is full: it drops what comes, so that nobody is refused."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+        address = listener.getsockname()
+        fill = [socket.socket() for _ in range(4)]
+        for sock in fill:
+            sock.setblocking(False)
+            sock.connect_ex(address)
+        began = time.monotonic()
+        answers = ask([Ask("m", "w", 1)] * 16, address, Limits(timeout_s=0.3))
+        took = time.monotonic() - began
+        for sock in fill:
+            sock.close()
+    assert {(a.outcome, a.detail) for a in answers} == {("refused", "no connection in time")}
+    assert 0.3 <= took < 16 * 0.3 / 2
+
+
+def test_a_name_with_several_places_is_tried_at_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        gone = closed.getsockname()
+    with serving(well) as address:
+        places = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", at) for at in (gone, address)]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: places)
+        (answer,) = ask([Ask("m", "w", 4)], ("a.name", 1), QUICK)
+    assert answer.outcome == "ok"
+    assert answer.port is not None
 
 
 STREAMS, TOKENS, EVERY_S = 64, 25, 0.2

@@ -61,26 +61,31 @@ def test_any_state_of_the_cache_will_do_and_is_told(weights: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "busted", "met"),
+    ("told", "state_of_it", "met", "found"),
     [
-        ([(0, 34), (12, 34)], True, True),  # a chat template's first tokens
-        ([(3, 40), (30, 40)], True, False),
-        ([(200, 1000)], True, True),
-        ([(300, 1000)], True, False),
-        ([(300, 1000)], False, True),
+        ([(0, 34), (12, 34)], "busted", True, "12 of 34 tokens"),  # a chat template's first
+        ([(3, 40), (30, 40)], "busted", False, "30 of 40 tokens"),
+        ([(200, 1000)], "busted", True, "200 of 1000 tokens"),
+        ([(300, 1000)], "busted", False, "300 of 1000 tokens"),
+        ([(33, 34), (32, 34)], "kept", True, "32 of 34 tokens"),
+        ([(33, 34), (12, 34)], "kept", False, "12 of 34 tokens"),  # one slot had none
+        ([(0, 34)], "kept, but just loaded", True, "0 of 34 tokens"),
+        ([(None, 34)], "kept", False, "the server does not tell"),
     ],
 )
-def test_the_prompt_cache_is_missed_where_it_was_to_be(
-    told: list[tuple[int | None, int | None]], busted: bool, met: bool
+def test_the_prompt_cache_is_missed_or_used_as_it_was_to_be(
+    told: list[tuple[int | None, int | None]], state_of_it: str, met: bool, found: str
 ) -> None:
-    check = state.check_prompt_cache([*told, (None, 7)], busted)
+    busted, resident = state_of_it == "busted", state_of_it == "kept"
+    check = state.check_prompt_cache([*told, (None, 7)], busted, resident)
     assert check is not None
-    assert check.met is met
-    assert check.found == f"{max(told)[0]} of {max(told)[1]} tokens"
+    assert (check.met, check.found) == (met, found)
 
 
-def test_a_server_that_tells_nothing_of_its_prompt_cache_is_not_doubted() -> None:
-    assert state.check_prompt_cache([(None, 34), (3, None)], True) is None
+def test_a_prompt_with_a_beginning_of_its_own_needs_nobodys_word() -> None:
+    for resident in (True, False):
+        assert state.check_prompt_cache([(None, 34), (3, None)], True, resident) is None
+    assert state.check_prompt_cache([(None, 34)], False, False) is None
 
 
 def test_files_that_are_not_known_or_gone_are_a_state_not_had(tmp_path: Path) -> None:

@@ -2,128 +2,35 @@
 
 Guarantees: each piece is stamped with CLOCK_MONOTONIC as `recv` returns, before anyone looks at it
 (once many streams have all begun to answer, up to 10 ms late; a first token never is);
-every request ends, by itself or by a limit, and in exactly one of `OUTCOMES`; answers are kept in
-memory until they are understood and never written anywhere. While answers come, a piece costs one
-`recv` and the walk over its chunk sizes; words are looked for up to the first token, and in the
-rest only when all is over. What counts as a first token is what the recorder counts as one
+every request ends, by itself or by a limit, and in exactly one of `messages.OUTCOMES`; answers are
+kept in memory until they are understood and never written anywhere. While answers come, a piece
+costs one `recv` and the walk over its chunk sizes; words are looked for up to the first token, and
+in the rest only when all is over. What counts as a first token is what the recorder counts as one
 (`sources.http`), so the two can be compared.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
-import random
 import select
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ttftprof.clock import NS_PER_S, now_ns
+from ttftprof.experiment.messages import Answer, Ask, Limits
 from ttftprof.sources.http import Connection, Exchange
 from ttftprof.sources.http.bodies import LONG_LINE, UNREADABLE_EVENT
 from ttftprof.sources.http.framing import Framing, HeadBuffer, ResponseHead, parse_response
 
-OUTCOMES = (
-    "ok",
-    "empty",  # a whole answer without any text
-    "rejected",  # HTTP 4xx
-    "failed",  # HTTP 5xx, or an error inside the stream
-    "refused",  # no connection
-    "gone",  # the connection ended before the answer did
-    "stalled",  # text had come, then nothing for `stall_s`
-    "malformed",  # no HTTP, broken chunks, events that cannot be read
-    "endless",  # still coming at `timeout_s`, or more than any answer is
-    "timeout",  # no text by `timeout_s`
-)
-MAX_ANSWER_BYTES = 64 << 20
 _RECV_BYTES = 1 << 13  # a bigger buffer costs more than it saves
 _MANY, _TOGETHER_S = 16, 0.01  # streams past their first token, and how late their stamps may be
 _UNREADABLE = {UNREADABLE_EVENT, LONG_LINE}
 
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One request. `extra`: fields of the body, which win over ours. `key`: sent as a bearer's."""
-
-    model: str
-    prompt: str = field(repr=False)
-    max_tokens: int
-    api: str = "openai"
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    key: str = field(default="", repr=False)
-
-    def encode(self, host: str, port: int, base_path: str = "") -> bytes:
-        messages = [{"role": "user", "content": self.prompt}]
-        body: dict[str, Any] = {"model": self.model, "messages": messages, "stream": True}
-        if self.api == "ollama":
-            path = f"{base_path}/api/chat"
-            body |= {"options": {"num_predict": self.max_tokens, "temperature": 0}}
-        else:
-            path = f"{base_path}/v1/chat/completions"
-            body |= {"max_tokens": self.max_tokens, "temperature": 0}
-        for name, value in self.extra.items():
-            outer, _, inner = name.partition(".")
-            if inner:
-                body[outer] = {**body.get(outer, {}), inner: value}
-            else:
-                body[outer] = value
-        data = json.dumps(body).encode()
-        lines = (
-            f"POST {path} HTTP/1.1",
-            f"Host: {host}:{port}",
-            "Content-Type: application/json",
-            "Accept: text/event-stream, application/x-ndjson, application/json",
-            "Connection: close",
-            f"Content-Length: {len(data)}",
-            *([f"Authorization: Bearer {self.key}"] if self.key else []),
-        )
-        return ("\r\n".join(lines) + "\r\n\r\n").encode() + data
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """When a request is ended from our side. `timeout_s` from its first byte to the answer's last;
-    `stall_s` without a byte once text has come."""
-
-    timeout_s: float = 180.0
-    stall_s: float = 30.0
-    max_bytes: int = MAX_ANSWER_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What one request came to; nothing of what was said. A moment that was not reached is None.
-
-    `chunks`: (ns, bytes) of every `recv`. `detail`: what the outcome rests on, in words.
-    """
-
-    outcome: str
-    detail: str = ""
-    connect_ns: int | None = None
-    send_begin_ns: int | None = None
-    send_end_ns: int | None = None
-    headers_ns: int | None = None
-    first_token_ns: int | None = None
-    end_ns: int | None = None
-    status: int | None = None
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    completion_tokens: int | None = None
-    text_chunks: int | None = None
-    timings: Mapping[str, float] = field(default_factory=dict)
-    chunks: tuple[tuple[int, int], ...] = ()
-    port: int | None = None
-
-    @property
-    def ttft_ns(self) -> int | None:
-        """From when we began to send to the arrival of the first generated text."""
-        if self.first_token_ns is None or self.send_begin_ns is None:
-            return None
-        return self.first_token_ns - self.send_begin_ns
+Place = tuple[Any, ...]
+"""Where a name leads, as `getaddrinfo` says it."""
 
 
 def ask(
@@ -158,33 +65,50 @@ def wait_for_server(address: tuple[str, int], timeout_s: float) -> bool:
     return False
 
 
-_WORDS = (
-    "river", "stone", "lamp", "paper", "cloud", "table", "green", "seven", "winter", "bridge",
-    "glass", "field", "copper", "music", "window", "garden", "letter", "silver", "market", "engine",
-)  # fmt: skip
-
-
-def filler(tokens: int, seed: str, bust: bool) -> str:
-    """A prompt of about so many tokens; one that busts prompt caches begins with words of its own,
-    one that does not is the same whenever it is asked for."""
-    body = random.Random("ttftprof" if not bust else seed)
-    return " ".join(body.choice(_WORDS) for _ in range(tokens))
-
-
 # -- one stream -----------------------------------------------------------------------------------
 
 
 class Streams:
-    """Requests that are sent at once: `send`, `wait`, then `answers`."""
+    """Requests that are sent at once, on connections that are made at once: `send`, `wait`, then
+    `answers`."""
 
     def __init__(
         self, asks: Sequence[Ask], address: tuple[str, int], limits: Limits, base_path: str = ""
     ) -> None:
         host, port = address
         self._all = [_Stream(a.encode(host, port, base_path), limits) for a in asks]
-        for stream in self._all:
-            stream.connect(address)
+        self._connect(address, limits.timeout_s)
         self._open = {s.sock.fileno(): s for s in self._all if s.sock is not None and not s.ended}
+
+    def _connect(self, address: tuple[str, int], timeout_s: float) -> None:
+        """One that hangs holds up no other, and all together no longer than `timeout_s`."""
+        until_ns = now_ns() + int(timeout_s * NS_PER_S)
+        try:
+            places = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+        except OSError as error:
+            for stream in self._all:
+                stream.refuse(error)
+            return
+        with select.epoll(max(len(self._all), 1)) as poll:
+            waiting: dict[int, _Stream] = {}
+
+            def watch(streams: Iterable[_Stream]) -> None:
+                for stream in streams:
+                    if stream.sock is not None:
+                        waiting[stream.sock.fileno()] = stream
+                        poll.register(stream.sock, select.EPOLLOUT)
+
+            for stream in self._all:
+                stream.connect(places)
+            watch(self._all)
+            while waiting and (left_ns := until_ns - now_ns()) > 0:
+                for fd, _ in poll.poll(left_ns / NS_PER_S):
+                    stream = waiting.pop(fd)
+                    poll.unregister(fd)
+                    if not stream.take_connection():
+                        watch([stream])  # at the name's next place
+            for stream in waiting.values():
+                stream.refuse(TimeoutError())
 
     def send(self) -> None:
         for fd, stream in list(self._open.items()):
@@ -260,6 +184,7 @@ class _Stream:
         "_limits",
         "_outcome",
         "_pieces",
+        "_places",
         "_port",
         "_request",
         "_response",
@@ -283,6 +208,7 @@ class _Stream:
         # How often it is looked after: a limit is kept to a twentieth, and to 50 ms.
         self.patience_ns = int(min(limits.stall_s / 20, limits.timeout_s / 20, 0.05) * NS_PER_S)
         self._outcome, self._detail = "", ""
+        self._places: list[Place] = []
         self._port: int | None = None
         self._connect_ns: int | None = None
         self._send_begin_ns: int | None = None
@@ -308,17 +234,44 @@ class _Stream:
 
     # -- sending
 
-    def connect(self, address: tuple[str, int]) -> None:
-        try:
-            self.sock = socket.create_connection(address, timeout=self._limits.timeout_s)
-            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self.sock.setblocking(False)
-        except OSError as error:
-            self._connect_ns = now_ns()
-            self._end("refused", _why(error))
-            return
+    def connect(self, places: Iterable[Place]) -> None:
+        """Begins to connect to the first place that can be tried."""
+        self._places = list(places)
+        self._try_next(ConnectionRefusedError(errno.ECONNREFUSED, ""))
+
+    def _try_next(self, failed: OSError) -> None:
+        while self._places:
+            family, kind, protocol, _, place = self._places.pop(0)
+            try:
+                self.sock = socket.socket(family, kind, protocol)
+                self.sock.setblocking(False)
+                self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self.sock.connect(place)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self.close()
+                failed = error
+            else:
+                return
+        self.refuse(failed)
+
+    def take_connection(self) -> bool:
+        """Whether it has come to an end, good or bad; else it begins anew elsewhere."""
+        assert self.sock is not None
+        code = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            self.close()
+            self._try_next(OSError(code, os.strerror(code)))
+            return self.ended
         self._connect_ns = now_ns()
         self._port = int(self.sock.getsockname()[1])
+        return True
+
+    def refuse(self, error: OSError) -> None:
+        """No connection is to be had."""
+        self._connect_ns = now_ns()
+        self._end("refused", _why(error))
 
     def send(self) -> None:
         if self.ended:
@@ -357,13 +310,12 @@ class _Stream:
         self._last_ns = ns
         self._pieces.append((ns, data))
         self._bytes += len(data)
-        if self.has_text and not self._may_end_with(data):
-            if self._bytes > self._limits.max_bytes:
-                self._end("endless", f"more than {self._limits.max_bytes >> 20} MiB")
-            return
-        self._follow()
-        if not self.has_text:
-            self._feed_parser()
+        if not self.has_text or self._may_end_with(data):
+            self._follow()
+            if not self.has_text:
+                self._feed_parser()
+        if self._bytes > self._limits.max_bytes and not self.ended:
+            self._end("endless", f"more than {self._limits.max_bytes >> 20} MiB")
 
     def _may_end_with(self, data: bytes) -> bool:
         """Whether this may be an answer's last piece; what surely is not is looked at later."""
@@ -453,6 +405,7 @@ class _Stream:
     def close(self) -> None:
         if self.sock is not None:
             self.sock.close()
+            self.sock = None
 
     # -- understanding
 
@@ -498,6 +451,8 @@ class _Stream:
         if unreadable:
             return "malformed", f"in the stream: {', '.join(sorted(unreadable))}"
         if seen.first_token_ns is not None:
+            if not seen.said_end:  # a proxy closes neatly what its server broke off
+                return "gone", "the answer ended without its end mark"
             return "ok", ""
         if self._response and not _is_answer(self._response.body.content_type):
             return "malformed", "neither events nor JSON"

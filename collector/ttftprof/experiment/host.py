@@ -24,6 +24,10 @@ _ARM_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 30.0
 
 
+class NotStarted(TargetError):
+    """The server that was to be measured does not come up."""
+
+
 class Keeper:
     """The process that starts, restarts and ends the server (see `keeper`)."""
 
@@ -42,7 +46,7 @@ class Keeper:
         return self._process.pid
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
-        """Ends the server that runs, if one does, and starts another; raises `TargetError`."""
+        """Ends the server that runs, if one does, and starts another; raises `NotStarted`."""
         caller = sudo_caller()
         order = {
             "start": list(command),
@@ -53,7 +57,7 @@ class Keeper:
         }
         answer = self._tell(order)
         if "error" in answer:
-            raise TargetError(
+            raise NotStarted(
                 f"the server cannot be started: {answer['error']}", "check server.command"
             )
         self.server_pid = int(answer["pid"])

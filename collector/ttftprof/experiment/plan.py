@@ -177,8 +177,9 @@ class Server:
     """Who is asked, how it is started, and who is recorded.
 
     `command`: the experiment starts, restarts and ends the server itself. `restart`: a command that
-    restarts one that runs by itself. `record`: options of `ttftprof record` that name the server;
-    by default the process that listens on the address's port. `files`: each model's weights; those
+    restarts one that runs by itself; `stop`: one that ends it before, without which the file that
+    it maps stays in the page cache. `record`: options of `ttftprof record` that name the server; by
+    default the process that listens on the address's port. `files`: each model's weights; those
     not named are found by watching the model being loaded once. `stderr_to`: the server's own log.
     `api_key_env`: the environment variable that holds its key.
     """
@@ -190,6 +191,7 @@ class Server:
     files: Mapping[str, tuple[str, ...]] = _is(_texts_by_name, {})
     command: tuple[str, ...] = _is(_words, ())
     restart: tuple[str, ...] = _is(_words, ())
+    stop: tuple[str, ...] = _is(_words, ())
     env: Mapping[str, str] = _is(_text_by_name, {})
     record: tuple[str, ...] = _is(_words, ())
     api_key_env: str = _is(_text, "")
@@ -291,7 +293,7 @@ class Plan:
         """What may be written down: without what could be a secret in commands and environment."""
         found = asdict(self)
         server = found["server"]
-        for name in ("command", "restart", "record"):
+        for name in ("command", "restart", "stop", "record"):
             server[name] = public_argv(["", *server[name]])[1:] if server[name] else []
         server["env"] = dict.fromkeys(server["env"], HIDDEN)
         return found
@@ -476,6 +478,8 @@ def _contradictions(plan: Plan) -> Iterator[Fault]:
                 )
     if server.command and server.restart:
         yield ("server", "restart"), "and server.command both start the server: give one"
+    if server.stop and not server.restart:
+        yield ("server", "stop"), "ends what nothing starts again: give server.restart too"
     if not 0 < plan.alpha < 0.5:
         yield ("experiment", "alpha"), f"is {plan.alpha}; give 0.05, or less to be stricter"
 

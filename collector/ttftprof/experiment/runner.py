@@ -1,13 +1,15 @@
 """Carries a plan out: prepares each run, verifies its state, records it, asks, keeps the result.
 
 Guarantees: a run is stored when it has ended and before the next begins; what could not be
-established is marked, not repaired in silence; a failed run is a result like any other; what was
-changed on the machine (read-ahead) is put back at the end, or by the next `bench` of this folder.
+established, or nobody could tell, is marked, not repaired in silence; a failed run is a result like
+any other, one whose server did not start too; what was changed on the machine (read-ahead) is put
+back at the end, or by the next `bench` of this folder.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 import signal
 import subprocess
@@ -24,10 +26,11 @@ from ttftprof.clock import NS_PER_S, now_ns
 from ttftprof.command_line import public_argv
 from ttftprof.errors import TargetError, TtftprofError, UsageError
 from ttftprof.experiment import state
-from ttftprof.experiment.client import Answer, Ask, Limits, ask, filler, wait_for_server
+from ttftprof.experiment.client import ask, wait_for_server
 from ttftprof.experiment.digest import digest, weights_of
 from ttftprof.experiment.fingerprint import Load, fingerprint
-from ttftprof.experiment.host import Keeper, RunRecorder
+from ttftprof.experiment.host import Keeper, NotStarted, RunRecorder
+from ttftprof.experiment.messages import Answer, Ask, Limits, filler
 from ttftprof.experiment.plan import (
     ARGV,
     COMMAND,
@@ -54,8 +57,12 @@ _LOOK_AGAIN_S = 0.3  # whether a server that is awaited still lives
 _TELLING_REST_S = 0.2
 _MAX_CHUNKS = 2_000  # of an answer, whose stamps are kept
 _UNKNOWN_MODEL = "ttftprof-no-such-model"
+NEEDED = "the request needed"
+"""The check by the recording: a load or none."""
 _RETRIED = {"refused", "gone"}
 _DONE = "it ended with 0"  # how a command went that did what it was to do
+NOT_STARTED = "not started"
+"""The outcome of a run that had no server to ask."""
 
 
 @dataclass(slots=True)
@@ -159,6 +166,7 @@ class _Session:
         self._variant: Variant | None = None
         self._log_path = Path(plan.server.stderr_to or store.folder / "server.log")
         self._files: dict[str, tuple[str, ...]] = {}
+        self._own = secrets.token_hex(8)  # of this sitting's prompts
         self._asked = 0
         self.interrupted = False
 
@@ -180,7 +188,7 @@ class _Session:
             self._keeper = Keeper(self._log_path)
         base = self._base
         self._start_server(base)
-        self._api.recognise()
+        self._variant = base
         if self._api_name == "auto":
             self._api_name = "ollama" if self._api.kind == "ollama" else "openai"
         self._check_models()
@@ -194,7 +202,25 @@ class _Session:
             self._gpu.rebase()
         elif self._keeper is not None:
             self._gpu.rebase()
+        self._say_what_nobody_tells()
         self._apply(base)
+
+    def _say_what_nobody_tells(self) -> None:
+        """Before hours of runs that will not count."""
+        if self._plan.record or self._api.kind != "plain":
+            return
+        only = self._api.models() == [self._server.target]
+        untold = [
+            scenario.name
+            for scenario in self._scenarios.values()
+            if scenario.needs_telling and not (only and scenario.has_just_answered)
+        ]
+        if untold:
+            self._watcher.say(
+                f"nobody can tell which model is loaded, so no run of {', '.join(untold)} will "
+                "count: this server has no API for it; record the runs (as root, without "
+                "record = false)"
+            )
 
     def close(self) -> None:
         self._restore()
@@ -211,24 +237,26 @@ class _Session:
             )
 
     def _start_server(self, variant: Variant) -> None:
-        """Has the server of this variant running; one that we do not start must run already."""
+        """Has the server of this variant running; one that we do not start must run already.
+        Raises `NotStarted`."""
         if self._keeper is not None:
             self._keeper.start(self._command(variant), self._environment(variant))
-        self._await_server()
+        self._await_server(variant)
+        self._api.recognise()  # it may be another engine
 
-    def _await_server(self) -> None:
+    def _await_server(self, variant: Variant) -> None:
         """Until it accepts connections; one of ours that has ended will not."""
         until = time.monotonic() + self._server.ready_timeout_s
         while not wait_for_server(self._server.address, _LOOK_AGAIN_S):
             own = self._keeper.server_pid if self._keeper is not None else None
             if own is not None and not is_alive(own):
-                raise TargetError(
+                raise NotStarted(
                     f"the server ended at its start: {self._last_words()}",
                     f"see {self._log_path}; the command was: "
-                    + " ".join(public_argv(self._command(self._variant or self._base))),
+                    + " ".join(public_argv(self._command(variant))),
                 )
             if time.monotonic() > until:
-                raise TargetError(
+                raise NotStarted(
                     f"nothing answers at {self._server.url}",
                     f"see {self._log_path}"
                     if own is not None
@@ -262,24 +290,30 @@ class _Session:
         return {**self._server.env, **own}
 
     def _extra(self) -> dict[str, Any]:
-        """Fields of the request that this variant sets."""
+        """Fields of the request that this variant sets; and where a prompt is to be found in a
+        cache, the one by which servers tell whether it was."""
         assert self._variant is not None
-        return {
+        tells = self._plan.workload.prompt_cache == "keep" and self._api_name == "openai"
+        asked = {"stream_options.include_usage": True} if tells else {}
+        return asked | {
             name.removeprefix(REQUEST_PREFIX): _typed(value)
             for name, value in self._variant.settings.items()
             if name.startswith(REQUEST_PREFIX)
         }
 
-    def _apply(self, variant: Variant) -> list[Check]:
-        """Makes this variant's settings those in force."""
-        before, self._variant = self._variant, variant
-        changed = {
-            name for name, value in variant.settings.items()
-            if before is None or before.settings.get(name) != value
-        }  # fmt: skip
-        if before is not None and any(needs_restart(name) for name in changed):
+    def _have_server(self, variant: Variant, result: RunResult) -> None:
+        """Has this variant's server running. One of ours that died between runs is started again,
+        and that is told. Raises `NotStarted`."""
+        before, self._variant = self._variant, None
+        if before is None or _is_another_server(before, variant):
             self._start_server(variant)
-            self._api.recognise()  # it may be another engine
+        elif self._keeper is not None and not wait_for_server(self._server.address, 1.0):
+            self._start_server(variant)
+            result.degraded.append("the server had ended and was started again before this run")
+        self._variant = variant
+
+    def _apply(self, variant: Variant) -> list[Check]:
+        """Makes those of this variant's settings that a running server takes the ones in force."""
         self._find_files(variant)
         self._fingerprint()  # reads headers now, not when a page cache has been prepared
         if READAHEAD in variant.settings:
@@ -329,7 +363,7 @@ class _Session:
             time.sleep(_SETTLE_S)
             for model in [*self._server.models, *self._server.models[:1]]:
                 self._api.unload(model)
-                self._await_answer(model)
+                self._await_answer(model, self._plan.workload.prompt_tokens)
             time.sleep(_SETTLE_S)
         if not recorder.stop():
             raise TargetError(
@@ -369,10 +403,12 @@ class _Session:
     ) -> list[Answer]:
         work = self._plan.workload
         self._asked += 1
+        busted = work.prompt_cache == "bust"
+        own = f"{self._own}/{self._asked}"
         asks = [
             Ask(
                 model,
-                filler(tokens, f"{os.getpid()}/{self._asked}/{n}", work.prompt_cache == "bust"),
+                filler(tokens, self._plan.seed, f"{own}/{n}" if busted else None),
                 max_tokens or work.max_tokens,
                 self._api_name,
                 self._extra(),
@@ -383,7 +419,7 @@ class _Session:
         wanted = limits or Limits(work.timeout_s, work.stall_s)
         return ask(asks, self._server.address, wanted, self._server.base_path, meanwhile)
 
-    def _await_answer(self, model: str) -> tuple[Answer, int]:
+    def _await_answer(self, model: str, tokens: int) -> tuple[Answer, int]:
         """Asks until it answers or `ready_timeout_s` is over; the last answer, and the tries.
 
         A server that starts refuses, or answers 503 while it loads: that is to be waited for.
@@ -391,27 +427,47 @@ class _Session:
         until_ns = now_ns() + int(self._server.ready_timeout_s * NS_PER_S)
         tries = 0
         while True:
-            (answer,) = self._ask(model, self._plan.workload.prompt_tokens)
+            (answer,) = self._ask(model, tokens)
             tries += 1
             starting = answer.outcome in _RETRIED or answer.status == 503
             if not starting or now_ns() > until_ns:
                 return answer, tries
             time.sleep(_RETRY_S)
 
-    def _bring_up(self, model: str) -> Check:
-        """Has the model loaded by asking it."""
-        answer, _ = self._await_answer(model)
+    def _bring_up(self, model: str, scenario: Scenario) -> Check:
+        """Has the model loaded by asking it; where its prompt cache is to be kept, with the prompt
+        that will be measured, as often at once as it will be."""
+        work = self._plan.workload
+        keeps = work.prompt_cache == "keep" and model == self._server.target
+        tokens = self._tokens(scenario) if keeps else work.prompt_tokens
+        answer, _ = self._await_answer(model, tokens)
+        if keeps and scenario.streams > 1:
+            self._ask(model, tokens, streams=scenario.streams)
         found = answer.outcome if answer.outcome == "ok" else f"{answer.outcome}: {answer.detail}"
         return Check(f"model {model} answers", "ok", found, answer.outcome == "ok", "a request")
 
     # -- one run ------------------------------------------------------------------------------
 
+    def _tokens(self, scenario: Scenario) -> int:
+        """How long the measured prompt is."""
+        work = self._plan.workload
+        return work.long_prompt_tokens if scenario.long_prompt else work.prompt_tokens
+
     def run(self, slot: Slot) -> RunResult:
         """One run, whatever happens in it."""
-        scenario, result = self._scenarios[slot.scenario], RunResult()
-        began = time.monotonic()
-        self._revive(result)
-        result.checks += self._apply(self._variants[slot.variant])
+        result, began = RunResult(), time.monotonic()
+        try:
+            self._have_server(self._variants[slot.variant], result)
+            result.checks += self._apply(self._variants[slot.variant])
+            self._carry_out(slot, self._scenarios[slot.scenario], result)
+        except NotStarted as error:  # the next variant's may
+            result.outcome, result.detail = NOT_STARTED, error.message
+            result.as_expected = False
+        result.wall_s = time.monotonic() - began
+        return result
+
+    def _carry_out(self, slot: Slot, scenario: Scenario, result: RunResult) -> None:
+        """From the preparation to the recovery. Raises `NotStarted`."""
         recorder = self._recorder(slot)
         try:
             result.checks += self._prepare(scenario)
@@ -428,18 +484,9 @@ class _Session:
             self._digest(recorder.path, scenario, result, sent, began_ns)
         elif recorder is not None and not result.degraded:
             result.degraded.append(f"not recorded: {recorder.trouble}")
+        result.checks += self._untold(scenario, result)
         if scenario.is_failure:
             self._recover(result)
-        result.wall_s = time.monotonic() - began
-        return result
-
-    def _revive(self, result: RunResult) -> None:
-        """A server of ours that died between runs is started again, and that is told."""
-        if self._keeper is None or self._variant is None:
-            return
-        if not wait_for_server(self._server.address, 1.0):
-            result.degraded.append("the server had ended and was started again before this run")
-            self._start_server(self._variant)
 
     def _recorder(self, slot: Slot) -> RunRecorder | None:
         if not self._plan.record:
@@ -468,24 +515,36 @@ class _Session:
         if scenario.resident == "other":
             assert other is not None
             if scenario.cache == "cached":
-                checks.append(self._bring_up(target))
-            if self._gpu.base and self._api.unload(target) and self._api.unload(other):
-                checks += [c for c in (self._gpu.check_base(),) if c is not None]
-            checks.append(self._bring_up(other))
+                checks.append(self._bring_up(target, scenario))
+            if self._gpu.base and self._api.kind != "plain":
+                checks += self._empty_gpu()
+            checks.append(self._bring_up(other, scenario))
             loaded = self._api.loaded()
             if loaded is not None and target in loaded:
                 self._api.unload(target)
         elif scenario.resident == "both":
             assert other is not None
-            checks += [self._bring_up(target), self._bring_up(other)]
+            checks += [self._bring_up(target, scenario), self._bring_up(other, scenario)]
         elif scenario.resident == "target":
-            checks.append(self._bring_up(target))
+            checks.append(self._bring_up(target, scenario))
         if scenario.idle:
             time.sleep(self._plan.workload.idle_s)
-            checks += [c for c in (self._gpu.check_base(),) if c is not None]
+            checks += self._check_gpu()
         if scenario.drive != "restart":
             self._set_cache(scenario)
         return checks
+
+    def _empty_gpu(self) -> list[Check]:
+        """Has every model evicted by the server's own API, and its memory come back."""
+        stuck = [model for model in self._server.models if not self._api.unload(model)]
+        if stuck:
+            words = f"{stuck[0]} was not evicted"
+            return [Check("GPU memory", "back to base", words, False, f"{self._api.kind} API")]
+        return self._check_gpu()
+
+    def _check_gpu(self) -> list[Check]:
+        check = self._gpu.check_base()
+        return [] if check is None else [check]
 
     def _set_cache(self, scenario: Scenario) -> None:
         files = self._files.get(self._server.target, ())
@@ -502,13 +561,30 @@ class _Session:
         if files or scenario.cache != "any":
             checks.append(state.check_cache(files, scenario.cache))
         if scenario.drive == "restart":
-            checks.append(self._gpu.check_base())
+            if self._ends_before_it_starts:
+                checks += self._check_gpu()
         elif scenario.resident in ("other", "both") and other is not None:
             checks.append(self._api.check_loaded(other, True))
             checks.append(self._api.check_loaded(target, scenario.resident == "both"))
         elif scenario.resident == "target":
             checks.append(self._api.check_loaded(target, not scenario.idle))
         return [check for check in checks if check is not None]
+
+    def _untold(self, scenario: Scenario, result: RunResult) -> list[Check]:
+        """A model whose residency was brought about, but that nobody told of: neither the server
+        nor the recording. One that has just answered, on a server without another, is there."""
+        target = self._server.target
+        told = any(check.what in (f"model {target}", NEEDED) for check in result.checks)
+        if told or not scenario.needs_telling or not result.as_expected:
+            return []
+        wanted = "loaded" if scenario.switched is False else "unloaded"
+        if scenario.has_just_answered and self._api.models() == [target]:
+            how = "it has just answered, and the server names no other"
+            return [Check(f"model {target}", wanted, "loaded", True, how)]
+        found = "nobody tells"
+        if self._plan.record:
+            found = "not told by the server, nor by the recording"
+        return [Check(f"model {target}", wanted, found, False, "")]
 
     # -- what is measured ---------------------------------------------------------------------
 
@@ -527,7 +603,7 @@ class _Session:
 
     def _drive(self, scenario: Scenario) -> list[Answer]:
         work, target = self._plan.workload, self._server.target
-        tokens = work.long_prompt_tokens if scenario.long_prompt else work.prompt_tokens
+        tokens = self._tokens(scenario)
         if scenario.drive == "unknown":
             return self._ask(_UNKNOWN_MODEL, tokens)
         if scenario.drive == "too_long":
@@ -562,15 +638,44 @@ class _Session:
 
     def _restart(self, scenario: Scenario, result: RunResult) -> tuple[int, list[Answer]]:
         """Ends and starts the server; from the order to start it until the first token."""
-        assert self._variant is not None
-        if self._keeper is not None:
-            self._keeper.stop()
+        result.checks += self._end_server()
         self._set_cache(scenario)
         result.checks += self._verify(scenario)
         began_ns = now_ns()
         result.checks += self._start_again()
-        answer, result.attempts = self._await_answer(self._server.target)
+        answer, result.attempts = self._await_answer(self._server.target, self._tokens(scenario))
         return began_ns, [answer]
+
+    @property
+    def _ends_before_it_starts(self) -> bool:
+        """Whether there is a moment without the server, or at least without its models, between
+        its end and its start. `server.restart` alone leaves none: that the old process, and all
+        memory with it, is gone is then told by the new one."""
+        return bool(self._keeper or self._server.stop) or self._api.kind != "plain"
+
+    def _end_server(self) -> list[Check]:
+        """As far as it can be ended before it is started again: a file that it maps stays in the
+        page cache, and its models in the GPU."""
+        if self._keeper is not None:
+            self._keeper.stop()
+        elif self._server.stop:
+            found = self._run_command(self._server.stop)
+            if found == _DONE and not self._is_gone():
+                found = "something still answers"
+            return [Check("stop", "the server ended", found, found == _DONE, "server.stop")]
+        else:
+            for model in self._server.models:
+                self._api.unload(model)
+        return []
+
+    def _is_gone(self) -> bool:
+        """Whether nobody accepts connections any more, within the time that a start may take."""
+        until = time.monotonic() + self._server.ready_timeout_s
+        while wait_for_server(self._server.address, _RETRY_S):
+            if time.monotonic() > until:
+                return False
+            time.sleep(_RETRY_S)
+        return True
 
     def _start_again(self) -> list[Check]:
         """What became of the plan's own command for it; a server of ours just starts."""
@@ -578,18 +683,18 @@ class _Session:
         if self._keeper is not None:
             self._keeper.start(self._command(self._variant), self._environment(self._variant))
         elif self._server.restart:
-            before, found = self._server_pid(), self._run_restart()
+            before, found = self._server_pid(), self._run_command(self._server.restart)
             if found == _DONE and before is not None and before == self._server_pid():
                 found = "the same process serves"
             met = found == _DONE
             return [Check("restart", "a server started again", found, met, "server.restart")]
         return []
 
-    def _run_restart(self) -> str:
-        """How the plan's command to start the server again ended, in words."""
+    def _run_command(self, command: Sequence[str]) -> str:
+        """How a command of the plan, to end or to start the server, ended, in words."""
         try:
             done = subprocess.run(
-                self._server.restart,
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 check=False,
@@ -619,7 +724,8 @@ class _Session:
         if not scenario.is_failure and scenario.drive == "ask":
             told = [(answer.cached_tokens, answer.prompt_tokens) for answer in answers]
             busted = self._plan.workload.prompt_cache == "bust"
-            check = state.check_prompt_cache(told, busted)
+            resident = scenario.switched is False
+            check = state.check_prompt_cache(told, busted, resident)
             result.checks += [check] if check is not None else []
 
     def _digest(
@@ -646,7 +752,7 @@ class _Session:
             words = {True: "a load", False: "no load"}
             result.checks.append(
                 Check(
-                    "the request needed",
+                    NEEDED,
                     words[scenario.switched],
                     words[bool(switched)],
                     bool(switched) == scenario.switched,
@@ -666,7 +772,7 @@ class _Session:
         began_ns = now_ns()
         if not wait_for_server(self._server.address, 0.5):
             self._start_again()
-        answer, tries = self._await_answer(self._server.target)
+        answer, tries = self._await_answer(self._server.target, self._plan.workload.prompt_tokens)
         until_ns = answer.first_token_ns or answer.end_ns or now_ns()
         result.recovery = {
             "outcome": answer.outcome,
@@ -686,6 +792,14 @@ def _as_json(answer: Answer) -> dict[str, Any]:
     found["chunks_left_out"] = len(answer.chunks) - len(chunks)
     found["ttft_ns"] = answer.ttft_ns
     return found
+
+
+def _is_another_server(before: Variant, variant: Variant) -> bool:
+    return any(
+        before.settings.get(name) != value
+        for name, value in variant.settings.items()
+        if needs_restart(name)
+    )
 
 
 def _filled(word: str, settings: Mapping[str, str]) -> str:

@@ -46,6 +46,16 @@ class Scenario:
     def is_failure(self) -> bool:
         return self.drive in FAILURES
 
+    @property
+    def needs_telling(self) -> bool:
+        """Whether somebody must confirm that the model was loaded, or was not."""
+        return self.switched is not None and not self.is_failure
+
+    @property
+    def has_just_answered(self) -> bool:
+        """The measured model was the last to answer, a moment before."""
+        return self.resident == "target" and not self.idle
+
     def with_streams(self, streams: int) -> Scenario:
         about = f"resident, {streams} requests at once" if streams > 1 else "resident, one request"
         return replace(self, name=f"concurrency-{streams}", about=about, streams=streams)

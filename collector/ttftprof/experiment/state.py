@@ -28,6 +28,7 @@ COLD_SHARE, CACHED_SHARE = 0.01, 0.99
 GPU_SLACK_BYTES = 64 << 20  # contexts and displays breathe
 _DROP_PATIENCE_S = 2.0
 _CACHED_TEMPLATE_SHARE, _CACHED_TEMPLATE_TOKENS = 0.25, 16
+_KEPT_SHARE = 0.5  # engines keep whole blocks of a prompt only, and never its last token
 _UNLOAD_TIMEOUT_S = 30.0
 _HTTP_TIMEOUT_S = 10.0
 
@@ -104,17 +105,29 @@ class _opened:
 # -- prompt cache ---------------------------------------------------------------------------------
 
 
-def check_prompt_cache(told: Iterable[tuple[int | None, int | None]], busted: bool) -> Check | None:
-    """`told`: (tokens taken from the server's prompt cache, tokens of the prompt) of each answer;
-    None where none tells. A chat template's own first tokens are the same in every prompt."""
+def check_prompt_cache(
+    told: Iterable[tuple[int | None, int | None]], busted: bool, resident: bool
+) -> Check | None:
+    """`told`: (tokens taken from the server's prompt cache, tokens of the prompt) of each answer.
+
+    Where it was to be busted, the worst answer took the most from it, but for a chat template's
+    own first tokens, which are the same in every prompt; where the server tells nothing, the
+    prompt's own beginning is proof enough (None). Where it was to be kept by a resident model,
+    the worst took the least, and somebody must tell.
+    """
     known = [(cached, whole) for cached, whole in told if cached is not None and whole]
+    wanted = "missed" if busted else "used" if resident else "any"
     if not known:
-        return None
-    cached, whole = max(known)
-    missed = cached <= max(_CACHED_TEMPLATE_TOKENS, _CACHED_TEMPLATE_SHARE * whole)
-    found = f"{cached} of {whole} tokens"
-    wanted = "missed" if busted else "any"
-    return Check("prompt cache", wanted, found, missed or not busted, "the answer")
+        if wanted != "used":
+            return None
+        return Check("prompt cache", wanted, "the server does not tell", False, "the answer")
+    cached, whole = (min if wanted == "used" else max)(known, key=lambda one: one[0] / one[1])
+    met = {
+        "missed": cached <= max(_CACHED_TEMPLATE_TOKENS, _CACHED_TEMPLATE_SHARE * whole),
+        "used": cached >= _KEPT_SHARE * whole,
+        "any": True,
+    }[wanted]
+    return Check("prompt cache", wanted, f"{cached} of {whole} tokens", met, "the answer")
 
 
 # -- readahead ------------------------------------------------------------------------------------

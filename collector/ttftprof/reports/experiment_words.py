@@ -63,10 +63,14 @@ def warnings(experiment: Experiment) -> Iterator[str]:
 
 def _left_out(experiment: Experiment) -> Iterator[str]:
     for condition in experiment.findings.conditions:
-        for why, count in condition.not_counted.items():
-            if why != "warm-up":
-                where = place((condition.scenario, condition.variant), experiment)
-                yield f"{where}: {count} of {len(condition.runs)} runs left out ({why})"
+        where = place((condition.scenario, condition.variant), experiment)
+        reasons = {why: n for why, n in condition.not_counted.items() if why != "warm-up"}
+        made = sum(not run.warmup for run in condition.runs)
+        if reasons and not condition.counted:
+            yield f"{where}: none of its {made} runs counts ({', '.join(reasons)})"
+        else:
+            for why, count in reasons.items():
+                yield f"{where}: {count} of {made} runs left out ({why})"
 
 
 def _differences(experiment: Experiment) -> Iterator[str]:

@@ -85,6 +85,8 @@ class Exchange:
     outcome: Outcome
     """`cancelled`: closed before the response was complete; `incomplete`: the end was not seen."""
     notes: tuple[str, ...]
+    said_end: bool = False
+    """The response itself says that the generation is over: `[DONE]`, a reason, `done`."""
 
 
 class Draft:
@@ -197,6 +199,7 @@ class Draft:
             protocol=self.protocol,
             outcome=outcome,
             notes=self._all_notes(),
+            said_end=facts.ended,
         )
 
     def _streamed(self) -> bool | None:
