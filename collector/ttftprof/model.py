@@ -282,6 +282,12 @@ def first_weights(files: Sequence[FileUse]) -> FileUse | None:
     return next((file for file in files if file.is_weights), None)
 
 
+def weights_bytes(files: Iterable[FileUse]) -> int | None:
+    """The size of all weights among them, shards together, each file once; None for none."""
+    sizes = {file.path: file.size_bytes for file in files if file.is_weights}
+    return sum(sizes.values()) if sizes else None
+
+
 def file_of_load(files: Sequence[FileUse]) -> FileUse | None:
     """The file that a load is about: weights, else the one that most came of."""
     return first_weights(files) or (files[0] if files else None)

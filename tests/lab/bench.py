@@ -2,6 +2,7 @@
 
     scripts/bench [--pairs N] [--json FILE] [--tool NAME]... [WORKLOAD...]
     scripts/bench report | drain | python      what analysis, draining and Python stacks cost
+    scripts/bench client                       what the client of an experiment costs
     scripts/bench table FILE                   docs/COST.md's tables from kept figures
 
 The machine is shared and noisy, so nothing here is an absolute time: each pair runs bare and under
@@ -24,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lab import bench_drain, bench_python, bench_report, bench_table
+from lab import bench_client, bench_drain, bench_python, bench_report, bench_table
 from lab.bench_tools import TOOLS, Attached, Tool, attached, cpu_s, missing
 from lab.bench_workloads import STORMS, TITLES, Running, programs, started
 
@@ -160,6 +161,8 @@ def _figures(
         rows = bench_report.measure(folder)
     elif works == ["drain"]:
         rows = [bench_drain.measure(folder)]
+    elif works == ["client"]:
+        rows = bench_client.measure()
     elif works == ["python"]:
         rows = bench_python.measure(folder, options.pairs)
     else:

@@ -10,6 +10,7 @@ from lab.bench_report import Cost, linear
 from lab.bench_tools import TOOLS
 from lab.bench_workloads import TITLES
 
+_ALONE = ("report", "drain", "python", "client")
 COST_PAGE = Path(__file__).parents[2] / "docs/COST.md"
 Row = Mapping[str, Any]
 
@@ -22,6 +23,8 @@ def shown(what: str, rows: Sequence[Row]) -> str:
         return _drain(rows[0])
     if what == "python":
         return _python(rows)
+    if what == "client":
+        return _client(rows)
     return _slowdown({what: rows}) + "\n" + _own_cost({what: rows})
 
 
@@ -30,7 +33,7 @@ def write(figures: Mapping[str, Sequence[Row]]) -> None:
     compared = {what: figures[what] for what in TITLES if what in figures}
     parts = {"slowdown": _slowdown(compared), "own": _own_cost(compared)} if compared else {}
     parts |= {"tools": "\n".join(f"- **{tool.name}**: {tool.about}" for tool in TOOLS) + "\n"}
-    parts |= {w: shown(w, figures[w]) for w in ("report", "drain", "python") if w in figures}
+    parts |= {w: shown(w, figures[w]) for w in _ALONE if w in figures}
     text = COST_PAGE.read_text()
     for name, table in parts.items():
         before, _, rest = text.partition(f"<!-- {name} -->\n")
@@ -117,6 +120,16 @@ def _drain(row: Row) -> str:
           f"{row['kept_per_cpu_s'] / 1e6:.1f} million", f"{row['bytes_a_record']:.1f}",
           f"{row['lost']:,d}"]],
     )  # fmt: skip
+
+
+def _client(rows: Sequence[Row]) -> str:
+    head = ["streams at once", "median share of a core", "least", "most", "rounds"]
+    lines = [
+        [str(row["streams"]), *(f"{row[name]:.1%}" for name in ("median", "least", "most")),
+         str(row["rounds"])]
+        for row in rows
+    ]  # fmt: skip
+    return _table(head, lines)
 
 
 def _python(rows: Sequence[Row]) -> str:

@@ -25,15 +25,6 @@ def measured_noise() -> list[Phases]:
     return found
 
 
-def planted_runs() -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """{experiment: {phase that was made longer, or "as given" and "again": its runs}} as
-    `lab.planted` measured them: each with its `ttft` and its `phases`."""
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for row in json.loads((FIXTURES / "planted.json").read_text()):
-        found.setdefault(row["experiment"], {}).setdefault(row["planted"], []).append(row)
-    return found
-
-
 def plan(**experiment: Any) -> Plan:
     raw: dict[str, Any] = {"server": {"url": "http://h:1", "models": ["a", "b"]}}
     for table in ("server", "vary", "expect", "workload"):

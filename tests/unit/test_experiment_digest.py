@@ -36,6 +36,22 @@ def test_the_request_nearest_to_the_clients_stamp_is_taken(analysed: list[Report
     assert found["requests"] == 1
 
 
+def test_shards_are_one_model(analysed: list[Report]) -> None:
+    """Twice the bytes in three times the time: one of them came at half the speed."""
+    request = asked(analysed[0])
+    files = tuple(
+        replace(f, bytes_from_storage=1000, bytes_per_second=rate, path=f"{f.path}{rate}")
+        for f in request.files
+        if f.is_weights
+        for rate in (2000.0, 1000.0)
+    )
+    analysed[0] = replace(analysed[0], requests=(replace(request, files=files),))
+    found = digests.digest(Path("x"), [request.start_ns])
+    assert found["weights_bytes"] == 2 * WEIGHTS_BYTES
+    assert found["storage_rate"] == pytest.approx(2000 / 1.5)
+    assert found["storage_bytes"] == 2000
+
+
 def test_a_request_that_was_not_seen_is_not_made_up(analysed: list[Report]) -> None:
     found = digests.digest(Path("x"), [asked(analysed[0]).start_ns + 900 * MS])
     assert found["requests"] == 0

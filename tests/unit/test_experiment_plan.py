@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
+from collections.abc import Iterator
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ttftprof.experiment import plan as plans
 from ttftprof.experiment.evaluate import plan_from_json
-from ttftprof.experiment.plan import EXAMPLE, Plan, PlanError, variants_of
+from ttftprof.experiment.plan import (
+    EXAMPLE,
+    Expectation,
+    Plan,
+    PlanError,
+    Server,
+    Workload,
+    variants_of,
+)
 from ttftprof.experiment.scenarios import SCENARIOS
 from ttftprof.experiment.schedule import slots_of
 
@@ -38,6 +50,47 @@ def test_the_example_is_a_plan() -> None:
         assert name in EXAMPLE
 
 
+TABLES = {"experiment": Plan, "server": Server, "workload": Workload, "expect": Expectation}
+
+
+def in_comments() -> Iterator[tuple[str, str, Any]]:
+    """(table, field, value) of the fields that the example has in comments."""
+    table = ""
+    for line in EXAMPLE.splitlines():
+        if header := re.match(r"\[+(\w+)", line):
+            table = header[1]
+        elif re.match(r"# \w+ = ", line):
+            ((name, value),) = tomllib.loads(line[2:]).items()
+            yield table, name, value
+
+
+def test_the_example_has_every_field_and_no_other() -> None:
+    raw = tomllib.loads(EXAMPLE)
+    raw["expect"] = raw["expect"][0]
+    given = {(table, name) for table in TABLES for name in raw[table]}
+    optional = [(table, name) for table, name, _ in in_comments()]
+    assert len(set(optional)) == len(optional)
+    assert given.isdisjoint(optional)
+    known = {
+        (table, field.name)
+        for table, kind in TABLES.items()
+        for field in fields(kind)
+        if "check" in field.metadata
+    }
+    assert given | set(optional) == known
+
+
+@pytest.mark.parametrize(("table", "name", "value"), list(in_comments()), ids=str)
+def test_a_field_in_a_comment_is_what_its_comment_says(table: str, name: str, value: Any) -> None:
+    """It can be written so; and where it does not tell its default, it is the default."""
+    (field,) = [f for f in fields(TABLES[table]) if f.name == name]
+    taken = field.metadata["check"](value)
+    lines = re.findall(rf"^# {name} = .*$", EXAMPLE, re.MULTILINE)
+    (line,) = [one for one in lines if tomllib.loads(one[2:])[name] == value]
+    if "default:" not in line and name != "command":
+        assert taken == field.default
+
+
 def test_little_is_needed() -> None:
     made = plan(MINIMAL)
     assert made.server.url == "http://127.0.0.1:8080"
@@ -53,31 +106,33 @@ def test_a_plan_survives_being_stored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "line", "says"),
+    ("change", "says"),
     [
-        (("runs = 12 ", 'runs = "x"'), 5, "experiment.runs must be a whole number, not 'x'"),
-        (("runs = 12 ", "runs = 0"), 5, "give a number from 1 to 10000"),
-        (("gap_s = 0.5", "gap_s = inf"), 8, "experiment.gap_s is inf"),
-        (('"resident"]', '"resident", "warmish"]'), 9, "has 'warmish'; choose from cold-switch"),
-        (('"resident"]', '"resident", "restart"]'), 9, "give server.command or server.restart"),
-        (('api = "auto"', 'api = "tgi"'), 17, "choose from auto, openai, ollama"),
-        (("http://127.0.0.1:8080", "https://x"), 15, "what is encrypted cannot be recorded"),
-        (('["small", "large"]', '["small", "small"]'), 16, "names something twice"),
-        (("max_tokens = 8", "max_token = 8"), 27, "is not known; workload has prompt_tokens"),
-        (("readahead = [128, 1024]", 'readahead = ["128k", "1M"]'), 34, "give KiB"),
-        (("readahead = [128, 1024]", "readahead = [128]"), 34, "give at least 2"),
-        (("readahead = [128, 1024]", "ctx = [128, 256]"), 34, "give server.command"),
-        (('"readahead=1024"', '"readahead=4096"'), 38, "this plan has readahead=1024"),
-        (('direction = "lower"', 'direction = "down"'), 41, "choose from lower, higher"),
-        (('at_least = "10%"', 'at_least = "much"'), 42, 'give a share such as "15%"'),
-        (("readahead = [128, 1024]", 'readahead = ["²", "128"]'), 34, "give KiB"),
-        (("readahead = [128, 1024]", 'argv = ["", "it\'s"]'), 34, "is no command"),
-        (("http://127.0.0.1:8080", "http://[::1"), 15, "Invalid IPv6 URL"),
-        (('baseline = "resident"', 'baseline = "residnt"'), 12, "choose from cold-switch"),
+        (("runs = 12 ", 'runs = "x"'), "experiment.runs must be a whole number, not 'x'"),
+        (("runs = 12 ", "runs = 0"), "give a number from 1 to 10000"),
+        (("gap_s = 0.5", "gap_s = inf"), "experiment.gap_s is inf"),
+        (('"resident"]', '"resident", "warmish"]'), "has 'warmish'; choose from cold-switch"),
+        (('"resident"]', '"resident", "restart"]'), "give server.command or server.restart"),
+        (('# api = "auto"', 'api = "tgi"'), "choose from auto, openai, ollama"),
+        (("http://127.0.0.1:8080", "https://x"), "what is encrypted cannot be recorded"),
+        (('["small", "large"]', '["small", "small"]'), "names something twice"),
+        (("max_tokens = 8", "max_token = 8"), "is not known; workload has prompt_tokens"),
+        (("readahead = [128, 1024]", 'readahead = ["128k", "1M"]'), "give KiB"),
+        (("readahead = [128, 1024]", "readahead = [128]"), "give at least 2"),
+        (("readahead = [128, 1024]", "ctx = [128, 256]"), "give server.command"),
+        (('"readahead=1024"', '"readahead=4096"'), "this plan has readahead=1024"),
+        (('direction = "lower"', 'direction = "down"'), "choose from lower, higher"),
+        (('at_least = "10%"', 'at_least = "much"'), 'give a share such as "15%"'),
+        (("readahead = [128, 1024]", 'readahead = ["²", "128"]'), "give KiB"),
+        (("readahead = [128, 1024]", 'argv = ["", "it\'s"]'), "is no command"),
+        (("http://127.0.0.1:8080", "http://[::1"), "Invalid IPv6 URL"),
+        (('baseline = "resident"', 'baseline = "residnt"'), "choose from cold-switch"),
     ],
 )
-def test_a_fault_is_told_with_its_line(change: tuple[str, str], line: int, says: str) -> None:
-    assert change[0] in EXAMPLE
+def test_a_fault_is_told_with_its_line(change: tuple[str, str], says: str) -> None:
+    before, found, _ = EXAMPLE.partition(change[0])
+    assert found
+    line = before.count("\n") + 1
     message = faults(EXAMPLE.replace(*change))
     assert f"plan.toml line {line}: " in message
     assert says in message
@@ -165,6 +220,12 @@ def test_secrets_of_a_plan_are_not_written_down() -> None:
 
 def test_an_address_in_brackets_stays_one() -> None:
     assert plan(MINIMAL.replace("127.0.0.1", "[::1]")).server.address == ("::1", 8080)
+
+
+def test_a_server_that_is_stopped_must_be_started_again() -> None:
+    stop = MINIMAL + "stop = ['systemctl', 'stop', 'llama']\n"
+    assert "nothing starts again" in faults(stop)
+    assert plan(stop + "restart = ['systemctl', 'start', 'llama']\n").server.stop[1] == "stop"
 
 
 def test_files_of_a_model_are_paths() -> None:

@@ -84,6 +84,21 @@ def test_a_faster_phase_that_the_noise_of_the_whole_hides_is_no_advice() -> None
     assert advised(made, waits, noise=0.3) == []
 
 
+def test_gains_are_corrected_for_all_that_could_be_advised() -> None:
+    """Five runs a side, the smallest p there is: enough for one question, not for seven."""
+    times = {"resident": 100e6, "re-switch": 300e6}
+
+    def make(slot: Slot) -> dict[str, Any]:
+        return result({"prefill": times.get(slot.scenario, 100e6) + slot.block * 1e6})
+
+    found = {}
+    others = ["cold-switch", "dual-resident", "idle-expired", "long-prompt", "concurrency"]
+    for scenarios in (["re-switch", "resident"], ["re-switch", "resident", *others]):
+        made = plan(scenarios=scenarios, runs=5, workload={"concurrency": [1, 2]})
+        found[len(scenarios)] = len(advise(made, find(made, kept(made, make))))
+    assert found == {2: 1, 7: 0}
+
+
 def test_a_difference_within_the_noise_is_no_advice() -> None:
     made = plan(scenarios=["cold-switch", "re-switch"], runs=8)
     waits = {("cold-switch", "as given"): 2.01, ("re-switch", "as given"): 2.0}

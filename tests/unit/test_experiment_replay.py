@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -106,3 +107,15 @@ def test_traffic_is_read_from_recordings() -> None:
     assert {one.model for one in asked} == {r.model for x in reports for r in x.requests}
     assert [one.ns for one in asked] == sorted(one.ns for one in asked)
     assert sizes[cold().requests[0].model or ""] == WEIGHTS_BYTES
+
+
+def test_a_model_is_as_big_as_all_its_shards() -> None:
+    """And stays so where a later request touches one of them only."""
+    whole = cold()
+    (request,) = [r for r in whole.requests if r.files]
+    one = next(f for f in request.files if f.is_weights)
+    both = (one, replace(one, path=f"{one.path}.2"), replace(one, is_weights=False, path="/x"))
+    sharded = replace(whole, requests=(replace(request, files=both),))
+    later = replace(whole, requests=(replace(request, files=(one,)),))
+    _, sizes = traffic_of([sharded, later])
+    assert sizes == {request.model: 2 * WEIGHTS_BYTES}

@@ -72,6 +72,21 @@ def test_what_is_in_doubt_stands_first(experiment: Experiment) -> None:
     assert "mount options of a changed during the experiment: rw, then ro" in told
 
 
+def test_what_to_know_stands_before_the_figures(experiment: Experiment) -> None:
+    shown = text(experiment, 200)
+    brief = shown[shown.index("in short") : shown.index("condition")]
+    assert "expected cold-switch, readahead=1024: ttft lower by at least 20 %: confirmed." in brief
+    assert "cold-switch, readahead=128 against resident: slower by" in brief
+    assert "it began with load" in brief
+    assert "most would be gained by this: " in brief
+
+
+def test_how_it_was_measured_is_told_for_who_doubts_it(experiment: Experiment) -> None:
+    told = " ".join(text(experiment).split())
+    assert "shuffled by seed 1" in told
+    assert "p corrected (Holm) for all that is asked of all conditions together" in told
+
+
 def test_the_findings_are_sentences(experiment: Experiment) -> None:
     shown = " ".join(text(experiment).split())
     assert "cold-switch, readahead=1024 against readahead=128: faster by" in shown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +16,10 @@ import pytest
 
 from ttftprof.experiment import state
 from ttftprof.experiment.fingerprint import Load, differences, fingerprint
-from ttftprof.experiment.runner import _Session
+from ttftprof.experiment.messages import Answer
+from ttftprof.experiment.plan import Plan
+from ttftprof.experiment.runner import RunResult, _Session
+from ttftprof.experiment.scenarios import SCENARIOS
 from ttftprof.experiment.state import GpuMemory, ServerApi
 from ttftprof.gpu_rows import Valid
 from ttftprof.sources.gpu import GpuAbsent, Look, Vendor
@@ -305,7 +309,65 @@ def test_a_restart_that_failed_is_no_restart(command: list[str], found: str) -> 
     server = {"url": "http://127.0.0.1:1", "models": ["a", "b"], "restart": command}
     server["stderr_to"] = os.devnull
     made = plan(scenarios=["resident"], runs=6, server=server)
+    (check,) = session(made)._start_again()
+    assert (check.met, check.found) == (False, found)
+
+
+def session(made: Plan) -> _Session:
+    """One that has begun, with nothing behind it."""
     runner = _Session(made, cast(Any, None), cast(Any, None))
     runner._variant = runner._base
-    (check,) = runner._start_again()
-    assert (check.met, check.found) == (False, found)
+    return runner
+
+
+def by_itself(**server: Any) -> Plan:
+    """A plan for a server that commands start; nobody answers at its address."""
+    given = {"url": "http://127.0.0.1:1", "models": ["a", "b"], "stderr_to": os.devnull}
+    return plan(scenarios=["restart"], runs=6, server={**given, "restart": ["true"], **server})
+
+
+@pytest.mark.parametrize(
+    ("command", "met", "found"),
+    [(["true"], True, "it ended with 0"), (["false"], False, "it ended with 1")],
+)
+def test_a_server_that_runs_by_itself_is_stopped_before_it_is_started_again(
+    command: list[str], met: bool, found: str
+) -> None:
+    (check,) = session(by_itself(stop=command))._end_server()
+    assert (check.what, check.met, check.found) == ("stop", met, found)
+
+
+def test_a_server_that_still_answers_was_not_stopped() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        made = by_itself(url=url, stop=["true"], ready_timeout_s=1)
+        (check,) = session(made)._end_server()
+    assert (check.met, check.found) == (False, "something still answers")
+
+
+def test_a_router_that_is_restarted_has_its_models_evicted_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without server.stop there is no moment without it, in which GPU memory could be back."""
+    gpu = FakeGpu()
+    gpu.used = [0, 0]
+    loaded = {"a", "b"}
+    with api(llama_router(loaded)) as router:
+        runner = session(by_itself())
+        runner._api, runner._gpu = router, GpuMemory(gpu)
+        gpu.used[0] = 4 << 30
+        evict = router.unload
+
+        def unload(model: str) -> bool:
+            gone = evict(model)
+            gpu.used[0] = 0 if not loaded else 2 << 30
+            return gone
+
+        monkeypatch.setattr(router, "unload", unload)
+        monkeypatch.setattr(runner, "_await_answer", lambda *_: (Answer("ok"), 1))
+        result = RunResult()
+        runner._restart(SCENARIOS["restart"], result)
+    checks = {check.what: check.met for check in result.checks}
+    assert loaded == set()
+    assert checks["GPU memory"]
+    assert checks["restart"]

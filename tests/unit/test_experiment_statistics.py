@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from ttftprof.experiment.statistics import (
+    Sample,
+    Shift,
     compare,
     compare_paired,
     holm,
@@ -86,19 +89,47 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     assert held["median"] > 178, held  # percentile intervals of few values are a little short
 
 
-def test_what_is_detectable_is_found_four_times_in_five() -> None:
+@pytest.mark.parametrize("questions", [1, 8])
+@pytest.mark.parametrize("compared", [compare, compare_paired])
+def test_what_is_detectable_is_found_four_times_in_five(
+    compared: Callable[[Sample, Sample], Shift | None], questions: int
+) -> None:
+    """Of eight questions, each has an eighth of alpha, and needs a larger shift to be found."""
     random = np.random.default_rng(3)
-    found = tried = 0
+    alpha, runs = 0.05 / questions, 12
+    paired = compared is compare_paired
+    known = math.sqrt((1 if paired else 2) / runs / (3 / math.pi))  # where the noise is 1
+    freedom = runs - 1 if paired else 2 * runs - 2
+    shift = (stats.t.ppf(1 - alpha / 2, freedom) + stats.t.ppf(0.8, freedom)) * known
+    found, told = [], []
     for _ in range(300):
-        x, y = random.normal(10, 1, 12), random.normal(10, 1, 12)
-        shift = (stats.norm.ppf(0.975) + stats.norm.ppf(0.8)) * math.sqrt(2 / 12 / (3 / math.pi))
-        result, other = compare(x, y + shift), compare(x, y)
-        assert result is not None
-        assert other is not None
-        assert other.detectable == pytest.approx(shift, rel=0.8)  # from an estimated sigma
-        found += result.p <= 0.05
-        tried += 1
-    assert found / tried == pytest.approx(0.8, abs=0.07)
+        x, noise = random.normal(10, 5 if paired else 1, runs), random.normal(0, 1, runs)
+        moved = compared(x, (x if paired else 10) + noise + shift)
+        assert moved is not None
+        found.append(moved.p <= alpha)
+        told.append(moved.detectable(alpha) or 0.0)
+    assert np.mean(found) == pytest.approx(0.8, abs=0.08)
+    assert np.median(told) == pytest.approx(shift, rel=0.1)  # from an estimated noise
+
+
+def test_an_interval_holds_just_the_shifts_that_scipys_test_does_not_refuse() -> None:
+    random = np.random.default_rng(8)
+    x, y = random.normal(0, 1, 12), random.normal(0.7, 1, 12)
+
+    def p_of_sets(shift: float) -> float:
+        return float(stats.mannwhitneyu(y - shift, x, method="exact").pvalue)
+
+    def p_of_pairs(shift: float) -> float:
+        return float(stats.wilcoxon(y - x - shift, method="exact").pvalue)
+
+    for confidence in (0.95, 0.99, 0.995):
+        for compared, p in ((compare, p_of_sets), (compare_paired, p_of_pairs)):
+            found = compared(x, y, confidence)
+            assert found is not None
+            assert found.shift.interval is not None
+            low, high = found.shift.interval.low, found.shift.interval.high
+            assert min(p(low + 1e-9), p(high - 1e-9)) > 1 - confidence
+            assert max(p(low - 1e-9), p(high + 1e-9)) <= 1 - confidence
 
 
 def test_holm_as_by_hand() -> None:

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from lab.simulated import (
+    BASE,
+    CHANGED,
+    MEASURED,
+    SIMULATIONS,
+    SLOWED,
+    is_blamed,
+    planted,
+    unchanged,
+)
+from ttftprof.experiment.conditions import COUNTERS
+from ttftprof.experiment.contrasts import Contrast, across
 from ttftprof.experiment.store import Slot
-from ttftprof.experiment.verdict import Contrast, Findings, find
+from ttftprof.experiment.verdict import Findings, find
 from ttftprof.model import PHASES
 from unit.experiment_samples import (
     UNMET,
@@ -17,41 +28,16 @@ from unit.experiment_samples import (
     kept,
     measured_noise,
     plan,
-    planted_runs,
     result,
 )
 
 AB = {"vary": {"request.x": ["1", "2"]}, "scenarios": ["cold-switch"], "runs": 12}
-BASE, CHANGED = "request.x=1", "request.x=2"
 
 
 def change(seed: int, planted: dict[str, float]) -> Contrast:
     made = plan(**AB)
     findings = find(made, kept(made, drawn(measured_noise(), seed, {CHANGED: planted})))
     (found,) = findings.changes
-    return found
-
-
-SIMULATIONS = 100  # experiments of 12 runs a side, drawn by their number from runs measured
-MEASURED = planted_runs()
-SLOWED = [
-    (name, phase)
-    for name, runs in MEASURED.items()
-    for phase in runs
-    if phase not in ("as given", "again")
-]
-
-
-def compared(base: Sequence[Any], other: Sequence[Any]) -> Contrast:
-    """An experiment whose two sides are these runs."""
-    sides = {BASE: base, CHANGED: other}
-
-    def make(slot: Slot) -> dict[str, Any]:
-        run = sides[slot.variant][slot.block]
-        return result(run["phases"], value_ns=run["ttft"])
-
-    made = plan(**{**AB, "runs": len(base)})
-    (found,) = find(made, kept(made, make)).changes
     return found
 
 
@@ -64,25 +50,17 @@ def test_what_the_workload_made_fifteen_percent_slower_is_found_and_blamed(
     experiment: str, phase: str
 ) -> None:
     """The workload itself was made slower, and recorded: nothing is made up here but the draw."""
-    own = MEASURED[experiment]
-    given = own["as given"] + own.get("again", [])
-    dice = [random.Random(seed) for seed in range(SIMULATIONS)]
-    found = [compared(one.sample(given, 12), one.sample(own[phase], 12)) for one in dice]
-    blamed = [c.direction == "slower" and c.blamed == phase for c in found]
-    assert sum(blamed) >= 0.95 * SIMULATIONS, [(c.direction, c.blamed) for c in found]
+    found = planted(experiment, phase)
+    blamed = sum(is_blamed(one, phase) for one in found)
+    assert blamed >= 0.95 * SIMULATIONS, [(c.direction, c.blamed) for c in found]
 
 
 @pytest.mark.parametrize("experiment", MEASURED)
 def test_runs_of_the_same_workload_differ_at_most_five_times_in_a_hundred(experiment: str) -> None:
     """Each draw parts runs as given in two: 12 a side of the switches, 8 of the others."""
-    own = MEASURED[experiment]
-    given = own["as given"] + own.get("again", [])
-    side = min(12, len(given) // 2)
-    alarms = []
-    for seed in range(SIMULATIONS):
-        drawn = random.Random(seed).sample(given, 2 * side)
-        found = compared(drawn[:side], drawn[side:])
-        alarms += [(found.direction, found.blamed)] if found.direction != "same" else []
+    found = unchanged(experiment)
+    alarms = [(c.direction, c.blamed) for c in found if c.direction != "same"]
+    assert len(found) == SIMULATIONS
     assert len(alarms) <= 0.05 * SIMULATIONS, alarms
 
 
@@ -99,6 +77,44 @@ def test_nothing_planted_gives_at_most_five_alarms_in_a_hundred() -> None:
     found = [change(1000 + seed, {}) for seed in range(SIMULATIONS)]
     alarms = [(c.direction, c.blamed) for c in found if c.direction != "same"]
     assert len(alarms) <= 0.05 * SIMULATIONS, alarms
+
+
+def test_four_scenarios_give_no_more_alarms_than_one() -> None:
+    """An experiment is to be believed as a whole: of a hundred in which nothing was changed, at
+    most five name anything of any scenario."""
+    scenarios = ["cold-switch", "re-switch", "dual-resident", "long-prompt"]
+    made = plan(**{**AB, "scenarios": scenarios})
+    alarms = []
+    for seed in range(SIMULATIONS):
+        changes = find(made, kept(made, drawn(measured_noise(), 2000 + seed, {}))).changes
+        named = [(c.other, c.direction, c.blamed) for c in changes if c.direction != "same"]
+        assert len(changes) == len(scenarios)
+        alarms += [named] if named else []
+    assert len(alarms) <= 0.05 * SIMULATIONS, alarms
+
+
+def test_families_are_opened_by_their_surest_and_corrected_for_their_number() -> None:
+    found = across([{"a": 0.01, "b": 0.6}, {"a": 0.02}, {}])
+    assert found == [pytest.approx({"a": 0.02, "b": 0.6}), pytest.approx({"a": 0.02}), {}]
+    assert across([{"a": 0.03, "b": 0.035}, {"a": 0.04}])[0] == pytest.approx(
+        {"a": 0.06, "b": 0.06}
+    )
+
+
+def test_a_difference_that_would_have_been_found_is_told_for_all_that_was_asked() -> None:
+    """The more is asked together, the larger it must be."""
+    told = []
+    for scenarios in (["cold-switch"], ["cold-switch", "re-switch", "resident"]):
+        made = plan(**{**AB, "scenarios": scenarios})
+        change = find(made, kept(made, drawn(measured_noise(), 12, {}))).changes[0]
+        ttft = change.metric("ttft")
+        assert ttft is not None
+        assert ttft.detectable is not None
+        questions = sum(m.metric not in COUNTERS for m in change.metrics) * len(scenarios)
+        assert ttft.detectable == ttft.shift.detectable(0.05 / questions)
+        assert f"one of {ttft.detectable / 1e6:.1f} ms (" in change.sentence
+        told.append(ttft.detectable / (ttft.shift.error or 1))
+    assert told[1] > told[0]
 
 
 def test_what_got_shorter_is_blamed_too() -> None:
@@ -166,6 +182,24 @@ def test_an_expectation_is_confirmed_refuted_or_left_undecided() -> None:
     assert expectation(1.3, "higher") == "confirmed"
     assert expectation(1.0, "lower") == "undecided"
     assert expectation(0.7, "lower", runs=2) == "undecided"
+
+
+def test_sizes_are_judged_for_all_that_is_expected_together() -> None:
+    """By 20 % to 30 % for sure, if that were the only question; of twenty, one may be by chance."""
+
+    def make(slot: Slot) -> dict[str, Any]:
+        saved = 0.0 if slot.variant == BASE else 20e6 + slot.block * 1e6
+        return result({"prefill": 100e6 - saved})
+
+    verdicts = {}
+    for count in (1, 20):
+        stated = [
+            {"direction": "lower", "metric": "prefill", "at_least": f"{22 + i / 1000}%"}
+            for i in range(count)
+        ]
+        made = plan(**AB, expect=stated)
+        verdicts[count] = find(made, kept(made, make)).judged[0].verdict
+    assert verdicts == {1: "confirmed", 20: "undecided"}
 
 
 def mixed(slot: Slot) -> dict[str, Any]:

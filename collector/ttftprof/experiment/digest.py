@@ -8,7 +8,7 @@ from typing import Any
 
 from ttftprof import __version__
 from ttftprof.analysis import analyse
-from ttftprof.model import Report, Request, first_weights
+from ttftprof.model import FileUse, Report, Request, first_weights, weights_bytes
 from ttftprof.reports.words import warnings
 
 _NEAR_NS = 250_000_000  # a request may have lain in the backlog: its start is not the client's
@@ -51,13 +51,21 @@ def digest(path: Path, sent_ns: Sequence[int], began_ns: int | None = None) -> d
         "activities": middle.activity_totals(),
         "phase_activity": middle.phase_activity(),
         "storage_bytes": sum(f.bytes_from_storage or 0 for f in files),
-        "storage_rate": weights.bytes_per_second if weights else None,
-        "weights_bytes": weights.size_bytes if weights else None,
+        "storage_rate": _storage_rate(files),
+        "weights_bytes": weights_bytes(files),
         "major_faults": _grown(report, "major_faults", begin_ns, end_ns),
         "minor_faults": _grown(report, "minor_faults", begin_ns, end_ns),
         "cause": middle.verdict.cause,
         "notes": list(middle.notes),
     }
+
+
+def _storage_rate(files: Sequence[FileUse]) -> float | None:
+    """Bytes per second of the weights; shards are read one after another."""
+    read = [(f.bytes_from_storage or 0, f.bytes_per_second) for f in files if f.is_weights]
+    known = [(size, rate) for size, rate in read if size and rate]
+    seconds = sum(size / rate for size, rate in known)
+    return sum(size for size, _ in known) / seconds if seconds else None
 
 
 def weights_of(path: Path) -> dict[str, list[str]]:

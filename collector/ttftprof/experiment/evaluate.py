@@ -10,12 +10,14 @@ from typing import Any
 from ttftprof.analysis import analyse
 from ttftprof.errors import UsageError
 from ttftprof.experiment import plan as plans
+from ttftprof.experiment.conditions import Condition
+from ttftprof.experiment.contrasts import Contrast
 from ttftprof.experiment.fingerprint import differences
 from ttftprof.experiment.plan import Expectation, Factor, Plan, Server, Workload
 from ttftprof.experiment.policy import Advice, advise
 from ttftprof.experiment.replay import Outcome, costs_of, policies, replay, traffic_of
 from ttftprof.experiment.store import Kept, Store
-from ttftprof.experiment.verdict import Condition, Contrast, Findings, find
+from ttftprof.experiment.verdict import Findings, find
 
 _CACHE_SHARE = 0.8  # of the machine's memory, that files may take
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ttftprof.experiment.conditions import Condition
+from ttftprof.experiment.contrasts import MATTERS_NS
 from ttftprof.experiment.evaluate import Experiment
 from ttftprof.experiment.statistics import Shift, compare, holm, runs_needed
-from ttftprof.experiment.verdict import MATTERS_NS, Condition
 
 RESULTS = ("regressed", "improved", "same", "undecided", "absent")
 
@@ -115,10 +116,21 @@ def _checked(
         result, why = "undecided", f"too few runs to say: {needed} a side are needed"
     else:
         result = _result(shift.shift.value, base_median, p <= alpha, limit)
-        why = ""
+        why = _blind(shift, base_median, limit, alpha / questions) if result == "same" else ""
     median = now.median.value if now else None
     return Checked(
         known.scenario, known.variant, metric, result, base_median, median, shift, p, share, why
+    )
+
+
+def _blind(shift: Shift, base_median: float, limit: float, alpha: float) -> str:
+    """That a regression of just the limit could well have been missed, where it could."""
+    detectable = shift.detectable(alpha)
+    if detectable is None or not base_median or detectable <= limit * base_median:
+        return ""
+    return (
+        f"as noisy as these runs are, less than {detectable / base_median * 100:.0f} % may well "
+        "be missed: more runs, or a quieter machine, would tell"
     )
 
 

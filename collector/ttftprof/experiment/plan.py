@@ -14,6 +14,7 @@ import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from importlib import resources
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -592,47 +593,5 @@ def variants_of(plan: Plan) -> tuple[Variant, ...]:
     return tuple(found)
 
 
-EXAMPLE = """\
-# An experiment: does more read-ahead shorten a cold switch?   sudo ttftprof bench plan.toml
-
-[experiment]
-name = "readahead"
-runs = 12                 # of each scenario and variant
-warmups = 1               # before them; recorded, not counted
-seed = 1                  # of the order and of the prompts
-gap_s = 0.5               # rest between runs
-scenarios = ["cold-switch", "re-switch", "resident"]
-# also: dual-resident, idle-expired, long-prompt, concurrency, restart, cold-restart,
-#       unknown-model, context-too-long, killed-mid-load, client-timeout
-baseline = "resident"     # the scenario that causes are told against
-
-[server]
-url = "http://127.0.0.1:8080"
-models = ["small", "large"]   # the first is measured, the second is switched away from
-api = "auto"                  # openai, ollama
-# command = ["llama-server", "--models-dir", "/models", "--models-max", "1", "--port", "8080"]
-# restart = ["systemctl", "restart", "llama"]
-# record = ["--unit", "llama"]        # default: who listens on the port
-# files = { small = "/models/small.gguf" }   # default: seen while it is loaded
-# api_key_env = "LLM_KEY"             # the variable that holds the server's key
-
-[workload]
-prompt_tokens = 34
-long_prompt_tokens = 1024
-max_tokens = 8
-concurrency = [1, 4]
-idle_s = 330
-timeout_s = 180
-stall_s = 30
-
-[vary]                    # one factor at a time; the first value is the base
-readahead = [128, 1024]   # KiB; also: mmap = ["on", "off"], argv = ["", "--threads 4"],
-                          # env.NAME, request.FIELD, or a {placeholder} of the command
-
-[[expect]]                # said before it is tried: confirmed, refuted or undecided
-variant = "readahead=1024"
-scenario = "cold-switch"
-metric = "ttft"
-direction = "lower"
-at_least = "10%"
-"""
+EXAMPLE = resources.files("ttftprof.experiment").joinpath("example.toml").read_text("utf-8")
+"""A plan with every field: those that may be left out as comments."""

@@ -1,17 +1,19 @@
 """What to change in how models are served, each with the gain that this experiment measured. Pure.
 
 Nothing is advised that was not measured here: a gain is a difference of two conditions, with its
-interval, and one that is not beyond noise is not named.
+interval, and one that is not beyond noise, corrected for all that could be advised, is not named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ttftprof.experiment.conditions import Condition
+from ttftprof.experiment.contrasts import Contrast
 from ttftprof.experiment.plan import Plan, variants_of
-from ttftprof.experiment.statistics import CONFIDENCE, Interval, Shift, compare
-from ttftprof.experiment.verdict import Condition, Contrast, Findings
+from ttftprof.experiment.statistics import Interval, compare, holm
+from ttftprof.experiment.verdict import Findings
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +99,29 @@ _RULES = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """What turns a slow condition into a quick one, if that one is quicker."""
+
+    slow: Condition
+    quick: Condition
+    change: str
+    when: str
+    cost: str
+
+
 def _of_scenarios(plan: Plan, findings: Findings) -> Iterator[Advice]:
     first = variants_of(plan)[0].name
     by_name = {c.scenario: c for c in findings.conditions if c.variant == first}
-    for slow, quick, change, when, cost in _RULES:
-        if slow in by_name and quick in by_name:
-            yield from _gain(by_name[slow], by_name[quick], change, when, cost)
-    yield from _of_concurrency(by_name)
+    found = [
+        _Candidate(by_name[slow], by_name[quick], change, when, cost)
+        for slow, quick, change, when, cost in _RULES
+        if slow in by_name and quick in by_name
+    ]
+    yield from _sure([*found, *_of_concurrency(by_name)], plan.alpha)
 
 
-def _of_concurrency(by_name: dict[str, Condition]) -> Iterator[Advice]:
+def _of_concurrency(by_name: dict[str, Condition]) -> Iterator[_Candidate]:
     """Against the fewest streams that were tried."""
     ladder = [c for name, c in by_name.items() if name.startswith("concurrency-")]
     ladder.sort(key=lambda c: int(c.scenario.rpartition("-")[2]))
@@ -114,29 +129,25 @@ def _of_concurrency(by_name: dict[str, Condition]) -> Iterator[Advice]:
         streams = busy.scenario.rpartition("-")[2]
         fewest = ladder[0].scenario.rpartition("-")[2]
         change = f"admit at most {fewest} request(s) at once, or give the server more slots"
-        yield from _gain(busy, ladder[0], change, f"{streams} requests come at once", "")
+        yield _Candidate(busy, ladder[0], change, f"{streams} requests come at once", "")
 
 
-def _gain(slow: Condition, quick: Condition, change: str, when: str, cost: str) -> Iterator[Advice]:
-    shift = compare(quick.values("ttft"), slow.values("ttft"))
-    if shift is None or shift.shift.interval is None or not _is_sure(shift):
-        return
-    yield Advice(
-        change=change,
-        when=when,
-        gain_ns=shift.shift.value,
-        interval=shift.shift.interval,
-        cost=_cost(slow, cost),
-        rests_on=(f"{slow.scenario} against {quick.scenario}", slow.variant),
-    )
-
-
-def _is_sure(shift: Shift) -> bool:
-    return (
-        shift.p <= 1 - CONFIDENCE
-        and shift.shift.interval is not None
-        and shift.shift.interval.low > 0
-    )
+def _sure(candidates: Sequence[_Candidate], alpha: float) -> Iterator[Advice]:
+    """Those that gain for sure, corrected for having looked at all of them."""
+    shifts = [compare(c.quick.values("ttft"), c.slow.values("ttft")) for c in candidates]
+    p = holm({str(i): shift.p for i, shift in enumerate(shifts) if shift is not None})
+    for i, (one, shift) in enumerate(zip(candidates, shifts, strict=True)):
+        if shift is None or shift.shift.interval is None or p[str(i)] > alpha:
+            continue
+        if shift.shift.interval.low > 0:
+            yield Advice(
+                change=one.change,
+                when=one.when,
+                gain_ns=shift.shift.value,
+                interval=shift.shift.interval,
+                cost=_cost(one.slow, one.cost),
+                rests_on=(f"{one.slow.scenario} against {one.quick.scenario}", one.slow.variant),
+            )
 
 
 def _cost(condition: Condition, kind: str) -> str:

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ttftprof.experiment.verdict import Condition, Findings
-from ttftprof.model import Report
+from ttftprof.experiment.conditions import Condition
+from ttftprof.experiment.verdict import Findings
+from ttftprof.model import Report, weights_bytes
 
 NS = 1_000_000_000
 
@@ -80,9 +81,9 @@ def traffic_of(reports: Iterable[Report]) -> tuple[list[Asked], dict[str, int]]:
             if request.model is None or request.outcome == "error":
                 continue
             asked.append(Asked(request.start_ns + offset, request.model))
-            weights = [f.size_bytes for f in request.files if f.is_weights]
-            if weights:
-                sizes[request.model] = max(weights)
+            size = weights_bytes(request.files)
+            if size is not None:  # a resident model may touch only some of its shards
+                sizes[request.model] = max(size, sizes.get(request.model, 0))
     return sorted(asked, key=lambda one: one.ns), sizes
 
 

@@ -5,7 +5,7 @@ bootstrap intervals (`scipy.stats.bootstrap`); the Hodges-Lehmann shift with the
 belongs to its test (Hollander, Wolfe & Chicken, "Nonparametric Statistical Methods", 3rd ed.,
 3.2-3.3 and 4.2-4.3); Mann-Whitney, or Wilcoxon's signed ranks where runs are paired; Holm's
 correction (1979). No test here assumes normal times; the smallest effect that could have been found
-does (`detectable_shift`), and says so.
+does (`Shift.detectable`), and says so.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ _SEED = 20_240_607
 _P95_NEEDS = 20  # below this many runs the 95th percentile is hardly more than the largest
 _EXACT_UP_TO = 50  # runs a side for which exact tests are quick
 _WILCOXON_EFFICIENCY = 3 / math.pi  # of rank tests against t-tests, for normal noise
-_Z = float(stats.norm.ppf(0.5 + CONFIDENCE / 2))
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
 
@@ -101,32 +100,43 @@ def _percentiles(data: Values, wanted: tuple[float, ...]) -> list[Estimate]:
 class Shift:
     """By how much `other` lies above `base`, and how sure that is.
 
-    `smallest_p`: the smallest p that so few runs can give; `detectable`: the shift that would have
-    been found four times in five (see `detectable_shift`). `test`: mann-whitney or wilcoxon.
+    `smallest_p`: the smallest p that so few runs can give. `error`: the standard error of the
+    shift for normal noise as that of these runs, None for fewer than three a side. `test`:
+    mann-whitney or wilcoxon.
     """
 
     shift: Estimate
     p: float
     smallest_p: float
-    detectable: float | None
+    error: float | None
     test: str
     base_count: int
     other_count: int
 
+    def detectable(self, alpha: float) -> float | None:
+        """The shift that a test at this level finds with about 80 % power: t₁₋α/₂ + t₀.₈ standard
+        errors, as of a t-test. Of several questions, give each one's part of alpha."""
+        if self.error is None:
+            return None
+        paired = self.test == "wilcoxon"
+        freedom = self.base_count - 1 if paired else self.base_count + self.other_count - 2
+        return _errors_for(alpha, freedom) * self.error
 
-def compare(base: Sample, other: Sample) -> Shift | None:
-    """Two independent sets. None if either is empty."""
+
+def compare(base: Sample, other: Sample, confidence: float = CONFIDENCE) -> Shift | None:
+    """Two independent sets; `confidence` of the shift's interval. None if either is empty."""
     if not len(base) or not len(other):
         return None
     x, y = np.asarray(base, np.float64), np.asarray(other, np.float64)
     differences = np.sort(np.subtract.outer(y, x), axis=None)
     return Shift(
         shift=Estimate(
-            float(np.median(differences)), _rank_sum_interval(differences, len(x), len(y))
+            float(np.median(differences)),
+            _rank_sum_interval(differences, len(x), len(y), confidence),
         ),
         p=_mann_whitney_p(x, y),
         smallest_p=min(1.0, 2 / math.comb(len(x) + len(y), len(x))),
-        detectable=detectable_shift(x, y),
+        error=_error(math.sqrt((_sigma(x) ** 2 + _sigma(y) ** 2) / 2), len(x), len(y)),
         test="mann-whitney",
         base_count=len(x),
         other_count=len(y),
@@ -145,21 +155,21 @@ def _mann_whitney_p(x: Values, y: Values) -> float:
     )
 
 
-def _rank_sum_interval(differences: Values, n: int, m: int) -> Interval | None:
+def _rank_sum_interval(differences: Values, n: int, m: int, confidence: float) -> Interval | None:
     """Order statistics of all differences: Hollander et al., 4.3."""
     if n * m <= _EXACT_UP_TO**2:
-        return _between(differences, _rank_sum_counts(n, m))
+        return _between(differences, _rank_sum_counts(n, m), confidence)
     spread = math.sqrt(n * m * (n + m + 1) / 12)
-    return _ends(differences, math.floor(n * m / 2 - _Z * spread))
+    return _ends(differences, math.floor(n * m / 2 - _two_sided_z(confidence) * spread))
 
 
-def _between(ordered: Values, counts: Sequence[int]) -> Interval | None:
+def _between(ordered: Values, counts: Sequence[int], confidence: float) -> Interval | None:
     """The interval between order statistics q and its mirror, q the smallest number for which
-    P(statistic ≤ q) reaches 2.5 %; None where even the widest is not sure enough."""
+    P(statistic ≤ q) reaches (1 - confidence) / 2; None where even the widest is not sure enough."""
     tail, total = 0, sum(counts)
     for q, count in enumerate(counts):
         tail += count
-        if tail > (1 - CONFIDENCE) / 2 * total:
+        if tail > (1 - confidence) / 2 * total:
             return _ends(ordered, q) if q else None
     raise AssertionError("no counts")
 
@@ -191,7 +201,7 @@ def _signed_rank_counts(n: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def compare_paired(base: Sample, other: Sample) -> Shift | None:
+def compare_paired(base: Sample, other: Sample, confidence: float = CONFIDENCE) -> Shift | None:
     """Two sets whose values belong together one by one. None if they are empty.
 
     Of the differences, by their Walsh averages; those of 0 are dropped by the test (Wilcoxon's own
@@ -210,22 +220,22 @@ def compare_paired(base: Sample, other: Sample) -> Shift | None:
         exact = not tied and len(moved) <= _EXACT_UP_TO
         p = float(stats.wilcoxon(moved, method="exact" if exact else "asymptotic").pvalue)
     return Shift(
-        shift=Estimate(float(np.median(walsh)), _signed_rank_interval(walsh, count)),
+        shift=Estimate(float(np.median(walsh)), _signed_rank_interval(walsh, count, confidence)),
         p=p,
         smallest_p=min(1.0, 2.0 ** (1 - count)),
-        detectable=_detectable(_sigma(steps), count, None),
+        error=_error(_sigma(steps), count, None),
         test="wilcoxon",
         base_count=count,
         other_count=count,
     )
 
 
-def _signed_rank_interval(walsh: Values, n: int) -> Interval | None:
+def _signed_rank_interval(walsh: Values, n: int, confidence: float) -> Interval | None:
     """Order statistics of the Walsh averages: Hollander et al., 3.3."""
     if n <= _EXACT_UP_TO:
-        return _between(walsh, _signed_rank_counts(n))
+        return _between(walsh, _signed_rank_counts(n), confidence)
     spread = math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
-    return _ends(walsh, math.floor(n * (n + 1) / 4 - _Z * spread))
+    return _ends(walsh, math.floor(n * (n + 1) / 4 - _two_sided_z(confidence) * spread))
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
@@ -241,28 +251,22 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 # -- what could have been found -------------------------------------------------------------------
 
 
-def detectable_shift(x: Values, y: Values, alpha: float = 1 - CONFIDENCE) -> float | None:
-    """The shift that a rank test of so many runs, as noisy as these, finds with 80 % power.
-
-    (z₁₋α/₂ + z₀.₈)·σ·sqrt((1/n + 1/m)/ARE), ARE = 3/π: for normal noise, its σ taken from the
-    median absolute deviation. None for fewer than three values a side.
-    """
-    if min(len(x), len(y)) < 3:
-        return None
-    sigma = math.sqrt((_sigma(x) ** 2 + _sigma(y) ** 2) / 2)
-    return _detectable(sigma, len(x), len(y), alpha)
+@lru_cache(maxsize=256)
+def _errors_for(alpha: float, freedom: int) -> float:
+    return float(stats.t.ppf(1 - alpha / 2, freedom) + stats.t.ppf(POWER, freedom))
 
 
-@lru_cache(maxsize=64)
-def _z_for(alpha: float) -> float:
-    return float(stats.norm.ppf(1 - alpha / 2) + stats.norm.ppf(POWER))
+def _two_sided_z(confidence: float) -> float:
+    return float(stats.norm.ppf(0.5 + confidence / 2))
 
 
-def _detectable(sigma: float, n: int, m: int | None, alpha: float = 1 - CONFIDENCE) -> float | None:
-    if n < 3:
+def _error(sigma: float, n: int, m: int | None) -> float | None:
+    """σ·sqrt((1/n + 1/m)/ARE), ARE = 3/π of rank tests for normal noise; of pairs σ·sqrt(1/n/ARE).
+    None for fewer than three."""
+    if min(n, n if m is None else m) < 3:
         return None
     spread = 1 / n + (1 / m if m is not None else 0)
-    return _z_for(alpha) * sigma * math.sqrt(spread / _WILCOXON_EFFICIENCY)
+    return sigma * math.sqrt(spread / _WILCOXON_EFFICIENCY)
 
 
 def _sigma(values: Values) -> float:

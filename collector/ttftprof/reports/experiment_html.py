@@ -14,8 +14,9 @@ from typing import Any, TextIO
 
 from markupsafe import Markup
 
+from ttftprof.experiment.conditions import Condition, Run, why_not_counted
+from ttftprof.experiment.contrasts import Contrast, amount
 from ttftprof.experiment.evaluate import Experiment
-from ttftprof.experiment.verdict import Condition, Contrast, Run, amount, why_not_counted
 from ttftprof.model import PHASES
 from ttftprof.reports import experiment_words, scale
 from ttftprof.reports.html import asset, inline_hash, template
@@ -56,6 +57,7 @@ def write(experiment: Experiment, out: TextIO) -> None:
         fingerprint=[(plain(n), clip_middle(plain(v), 200)) for n, v in
                      experiment.fingerprint.items()],
         seed=experiment.plan.seed,
+        method=experiment_words.method(experiment) if experiment.done else "",
     )  # fmt: skip
     out.write(page)
 
@@ -211,7 +213,7 @@ def _contrast(one: Contrast, experiment: Experiment) -> dict[str, Any]:
                 else f"{amount(m.metric, m.shift.shift.interval.low)} to "
                 f"{amount(m.metric, m.shift.shift.interval.high)}",
                 f"{m.p:.3f}" if m.p >= 0.001 else "<0.001",
-                "" if m.shift.detectable is None else amount(m.metric, m.shift.detectable)[1:],
+                "" if m.detectable is None else amount(m.metric, m.detectable)[1:],
                 m.shift.test,
             )
             for m in one.metrics

@@ -9,9 +9,10 @@ from dataclasses import asdict
 from typing import Any, TextIO
 
 from ttftprof import __version__
+from ttftprof.experiment.conditions import Condition, Run, why_not_counted
+from ttftprof.experiment.contrasts import Compared, Contrast
 from ttftprof.experiment.evaluate import Experiment
 from ttftprof.experiment.replay import Outcome
-from ttftprof.experiment.verdict import Compared, Condition, Contrast, Run, why_not_counted
 from ttftprof.reports import experiment_words
 from ttftprof.reports.json import clean, load_schema, write_line
 
@@ -117,7 +118,7 @@ def _compared(metric: Compared) -> dict[str, Any]:
         "beyond_noise": metric.beyond,
         "test": shift.test,
         "smallest_p": shift.smallest_p,
-        "detectable": shift.detectable,
+        "detectable": metric.detectable,
         "base_count": shift.base_count,
         "other_count": shift.other_count,
     }

@@ -1,7 +1,7 @@
 """An experiment for people: the figures of every condition, what made it slow, what a change did.
 
-What is missing or in doubt stands first; a figure never stands without the number of runs behind
-it.
+What is missing or in doubt stands first, then what to know and to change; a figure never stands
+without the number of runs behind it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import TextIO
 from rich.style import Style
 from rich.text import Text
 
+from ttftprof.experiment.conditions import Condition
+from ttftprof.experiment.contrasts import Contrast, amount
 from ttftprof.experiment.evaluate import Experiment
 from ttftprof.experiment.policy import Advice
 from ttftprof.experiment.statistics import Estimate, Summary
-from ttftprof.experiment.verdict import Condition, Contrast, amount
 from ttftprof.model import PHASES
 from ttftprof.reports import experiment_words, flame, scale, tables
 from ttftprof.reports.lanes import Window, blocks
@@ -33,6 +34,7 @@ def write(experiment: Experiment, out: TextIO, width: int, colour: bool) -> None
     page.add_text(experiment_words.title(experiment), _BOLD)
     for warning in experiment_words.warnings(experiment):
         page.add_text(f"! {plain(warning)}", _WARNING)
+    _print_brief(page, experiment)
     timed = [c for c in experiment.findings.conditions if not c.is_failure]
     if any(c.runs for c in timed):
         page.gap()
@@ -46,7 +48,19 @@ def write(experiment: Experiment, out: TextIO, width: int, colour: bool) -> None
     _print_failures(page, experiment)
     _print_advice(page, experiment.advice)
     _print_policies(page, experiment)
+    if experiment.done:
+        page.gap()
+        page.add_text(experiment_words.method(experiment), _DIM)
     out.write(page.text())
+
+
+def _print_brief(page: Page, experiment: Experiment) -> None:
+    lines = list(experiment_words.brief(experiment))
+    if lines:
+        page.gap()
+        page.add_text("in short", _BOLD)
+        for line in lines:
+            page.add_text(line, indent=2)
 
 
 # -- figures --------------------------------------------------------------------------------------

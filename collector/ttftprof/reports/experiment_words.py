@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ttftprof.experiment.conditions import Condition
+from ttftprof.experiment.contrasts import Contrast
 from ttftprof.experiment.evaluate import Experiment
+from ttftprof.experiment.expectations import Judged
 from ttftprof.experiment.fingerprint import other_load_before
 from ttftprof.experiment.plan import variants_of
 from ttftprof.experiment.policy import Advice
 from ttftprof.experiment.replay import Outcome
-from ttftprof.experiment.verdict import Condition, Contrast, Judged
 from ttftprof.reports import scale
 from ttftprof.reports.safe import plain
 
@@ -82,6 +85,44 @@ def _differences(experiment: Experiment) -> Iterator[str]:
             values = dict.fromkeys(v for own in groups.values() for v in own)
             shown = ", then ".join(list(values)[:_SHOWN])
             yield f"{name} changed during the experiment: {plain(shown, 200)}"
+
+
+def brief(experiment: Experiment) -> Iterator[str]:
+    """What to know if nothing else is read: what became of the expectations, what makes the slowest
+    scenario slow, what to change first. Only what is sure."""
+    for one in experiment.findings.judged:
+        stated, why = judged(one)
+        yield f"expected {stated}: {one.verdict}. {why}"
+    slower = [c for c in experiment.findings.causes if c.direction == "slower" and c.metric("ttft")]
+    if slower:
+        worst = max(slower, key=_growth)
+        yield plain(f"{place(worst.other, experiment)} against {worst.base[0]}: {worst.sentence}")
+    if experiment.advice:
+        yield plain(f"most would be gained by this: {advice(experiment.advice[0])}")
+    elif not slower and any(c.counted for c in experiment.findings.conditions):
+        yield "nothing is sure enough to advise a change"
+
+
+def _growth(cause: Contrast) -> float:
+    ttft = cause.metric("ttft")
+    return ttft.shift.shift.value if ttft is not None else 0.0
+
+
+def method(experiment: Experiment) -> str:
+    """How the figures came about, for who doubts them."""
+    plan = experiment.plan
+    counted = [run for c in experiment.findings.conditions for run in c.counted]
+    hows = Counter(c["how"] for run in counted for c in run.raw["checks"] if c["how"])
+    told = f", verified by {', '.join(how for how, _ in hows.most_common())}" if hows else ""
+    blocks = plan.warmups + plan.runs
+    return plain(
+        f"Each block holds every condition once, in an order shuffled by seed {plan.seed}, so that "
+        f"drift falls on all alike; of {blocks} blocks {plan.warmups} came first as warm-ups and "
+        f"count for nothing. Every run begins in a state that is made{told}; what could not be had, "
+        "or told, is left out. Medians and p95 with 95 % bootstrap intervals; shifts by Hodges and "
+        "Lehmann, tested by Mann and Whitney, or in pairs of a block by Wilcoxon; p corrected "
+        f"(Holm) for all that is asked of all conditions together, against {plan.alpha:g}."
+    )
 
 
 @dataclass(frozen=True, slots=True)
