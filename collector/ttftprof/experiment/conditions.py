@@ -61,7 +61,7 @@ class Condition:
     recovery: Summary | None
     not_recovered: int
 
-    @property
+    @cached_property
     def counted(self) -> tuple[Run, ...]:
         return tuple(run for run in self.runs if run.counts)
 
