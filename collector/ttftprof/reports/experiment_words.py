@@ -119,9 +119,10 @@ def method(experiment: Experiment) -> str:
         f"Each block holds every condition once, in an order shuffled by seed {plan.seed}, so that "
         f"drift falls on all alike; of {blocks} blocks {plan.warmups} came first as warm-ups and "
         f"count for nothing. Every run begins in a state that is made{told}; what could not be "
-        "had, or told, is left out. Medians and p95 with 95 % bootstrap intervals; shifts by Hodges and "
-        "Lehmann, tested by Mann and Whitney, or in pairs of a block by Wilcoxon; p corrected "
-        f"(Holm) for all that is asked of all conditions together, against {plan.alpha:g}."
+        "had, or told, is left out. Medians and p95 with 95 % bootstrap intervals; shifts by "
+        "Hodges and Lehmann, tested by Mann and Whitney, or in pairs of a block by Wilcoxon; p "
+        "corrected (Holm) for all that is asked of all conditions together, against "
+        f"{plan.alpha:g}."
     )
 
 
