@@ -32,6 +32,7 @@ from ttftprof.model import (
     Request,
     Series,
     SourceState,
+    Tracks,
     Verdict,
     first_weights,
 )
@@ -41,14 +42,15 @@ from ttftprof.timeline import FileFacts, Timeline, build, split_by
 from ttftprof.tracks import tracks_of
 
 
-def analyse(path: Path) -> Report:
-    """Everything a recording says. Raises `RecordingError` if it cannot be read."""
+def analyse(path: Path, drawn: bool = True) -> Report:
+    """Everything a recording says; `drawn`: with the tracks that only drawings show. Raises
+    `RecordingError` if it cannot be read."""
     with Reader(path) as reader:
         timeline = build(reader)
-    return conclude(timeline, path)
+    return conclude(timeline, path, drawn)
 
 
-def conclude(timeline: Timeline, path: Path) -> Report:
+def conclude(timeline: Timeline, path: Path, drawn: bool = True) -> Report:
     """The report on a timeline; `path` is only named in it."""
     meta = timeline.meta
     requests = tuple(request for _, request in concluded(timeline))
@@ -69,7 +71,7 @@ def conclude(timeline: Timeline, path: Path) -> Report:
         series=tuple(_series(timeline, requests)),
         notes=tuple(_notes(timeline)),
         starts=tuple(start for _, start in starts(timeline)),
-        tracks=tracks_of(timeline),
+        tracks=tracks_of(timeline) if drawn else Tracks(),
     )
 
 

@@ -93,7 +93,8 @@ def _pooled(start_ns: Ints, end_ns: Ints, code: Ints, quantum_ns: int) -> Pieces
 def points(ns: Ints, values: Floats, limit: int) -> tuple[Ints, Floats]:
     """A curve with the same course: level stretches as their ends, then first, lowest, highest and
     last of each run of points (M4: Jugel et al. 2014, "M4: A visualization-oriented time series
-    data aggregation")."""
+    data aggregation"). Where a curve only rises, the lowest is the first: its steepest step is kept
+    instead, which is a running total's peak rate."""
     if len(ns) <= limit:
         return ns, values
     turns = np.ones(len(ns), bool)
@@ -101,10 +102,17 @@ def points(ns: Ints, values: Floats, limit: int) -> tuple[Ints, Floats]:
     ns, values = ns[turns], values[turns]
     if len(ns) <= limit:
         return ns, values
+    steps = np.diff(values)
+    rises = bool((steps >= 0).all())
+    steepness = steps / np.maximum(np.diff(ns), 1)
     kept: list[npt.NDArray[np.intp]] = []
     for run in np.array_split(np.arange(len(ns)), max(limit // 4, 1)):
-        lowest, highest = run[np.argmin(values[run])], run[np.argmax(values[run])]
-        kept.append(np.array([run[0], lowest, highest, run[-1]]))
+        if rises:
+            steepest = run[np.argmax(steepness[run[:-1]])] if len(run) > 1 else run[0]
+            kept.append(np.array([run[0], steepest, min(steepest + 1, run[-1]), run[-1]]))
+        else:
+            lowest, highest = run[np.argmin(values[run])], run[np.argmax(values[run])]
+            kept.append(np.array([run[0], lowest, highest, run[-1]]))
     chosen = np.unique(np.concatenate(kept))
     return ns[chosen], values[chosen]
 

@@ -30,7 +30,7 @@ from ttftprof.engines.markers import SYMBOL_MARKS
 from ttftprof.errors import RecordingError
 from ttftprof.events import Kind, Records, Wait
 from ttftprof.gpu_facts import GpuFacts
-from ttftprof.model import Relief
+from ttftprof.model import OUTCOMES, Relief
 from ttftprof.python_facts import PythonFacts
 from ttftprof.recording import Facts, Source
 from ttftprof.sources.http import BEGAN_BEFORE
@@ -204,6 +204,10 @@ class FileFacts:
     source: str | None = None  # of its mount: a device, `server:/export`, `//server/share`
     names: tuple[tuple[int, str], ...] = ()  # each since when; the last is `path`
     beneath_unseen: bool = False  # of overlayfs, whose pages are another file's, not known which
+    looks_ns: Ints = field(init=False, repr=False, compare=False)  # of the rows
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "looks_ns", self.rows["ns"].astype(np.int64))
 
     @property
     def key(self) -> tuple[int, int]:
@@ -217,13 +221,13 @@ class FileFacts:
 
     def at(self, name: str, ns: int) -> float:
         """A running counter at a moment: linear between snapshots, 0 before the first."""
-        after = int(np.searchsorted(self.rows["ns"], max(ns, 0), side="right"))
+        after = int(np.searchsorted(self.looks_ns, ns, side="right"))
         if after == 0:
             return 0.0
         before = _signed(self.rows[name][after - 1])
         if after == len(self.rows):
             return before
-        began, ended = int(self.rows["ns"][after - 1]), int(self.rows["ns"][after])
+        began, ended = int(self.looks_ns[after - 1]), int(self.looks_ns[after])
         grown = _signed(self.rows[name][after]) - before
         return before + grown * (ns - began) / (ended - began)
 
@@ -678,35 +682,31 @@ for _mark in SYMBOL_MARKS:
 def _calls(by_kind: Mapping[Kind, Records], names: Mapping[int, str]) -> Iterator[Call]:
     """Pairs enters with exits by thread and mark; of nested ones the outermost is kept."""
     both = gpu_facts.engine_marks(by_kind)
-    open_calls: dict[tuple[int, int, str], list[Any]] = {}
-    for event in both:
-        row = int(event["flags"])
-        key = (int(event["tgid"]), int(event["tid"]), names.get(row, f"mark {row}"))
+    columns = (both[name] for name in ("kind", "flags", "tgid", "tid", "start_ns", "a"))
+    open_calls: dict[tuple[str, int, int], list[tuple[int, int]]] = {}
+    for kind, row, tgid, tid, ns, value in zip(
+        *(column.astype(np.int64).tolist() for column in columns), strict=True
+    ):
+        key = names.get(row, f"mark {row}"), tgid, tid
         stack = open_calls.setdefault(key, [])
-        if int(event["kind"]) == Kind.MARK_ENTER:
-            if len(stack) == (_DEPTH[key[-1]] or 1):  # the return was lost, or thrown over
-                yield _call(stack[0], names, FOREVER)
+        if kind == Kind.MARK_ENTER:
+            if len(stack) == (_DEPTH[key[0]] or 1):  # the return was lost, or thrown over
+                yield _call(key, stack[0], FOREVER)
                 stack.clear()
-            stack.append(event)
+            stack.append((ns, value))
         elif stack:
             enter = stack.pop()
             if not stack:
-                yield _call(enter, names, int(event["start_ns"]))
-    for stack in open_calls.values():
+                yield _call(key, enter, ns)
+    for key, stack in open_calls.items():
         if stack:
-            yield _call(stack[0], names, FOREVER)
+            yield _call(key, stack[0], FOREVER)
 
 
-def _call(enter: Any, names: Mapping[int, str], end_ns: int) -> Call:
-    row = int(enter["flags"])
-    return Call(
-        name=names.get(row, f"mark {row}"),
-        tgid=int(enter["tgid"]),
-        tid=int(enter["tid"]),
-        start_ns=int(enter["start_ns"]),
-        end_ns=end_ns,
-        value=int(enter["a"].astype(np.int64)),
-    )
+def _call(key: tuple[str, int, int], enter: tuple[int, int], end_ns: int) -> Call:
+    name, tgid, tid = key
+    start_ns, value = enter
+    return Call(name=name, tgid=tgid, tid=tid, start_ns=start_ns, end_ns=end_ns, value=value)
 
 
 def _marks(reader: Facts) -> Iterator[Mark]:
@@ -771,12 +771,17 @@ def _exchanges(reader: Facts, by_kind: Mapping[Kind, Records], armed_ns: int) ->
             generates=bool(fact.get("generates")) or (unseen and bool(fact.get("first_token_ns"))),
             prompt_bytes=int(fact.get("prompt_bytes") or 0),
             timings=_timings(fact.get("timings")),
-            outcome=str(fact.get("outcome", "incomplete")),
+            outcome=_outcome(fact.get("outcome")),
             notes=tuple(map(str, fact.get("notes") or ())),
             from_target=own.has(local_port, remote_port, int(fact["socket"]), began_ns),
             **stamps,
             **{name: _whole(fact.get(name)) for name in _COUNTS},
         )
+
+
+def _outcome(told: Any) -> str:
+    """One of the words that are known: a newer recorder may have others."""
+    return told if told in OUTCOMES else "incomplete"
 
 
 def _timings(told: Any) -> dict[str, float]:

@@ -11,10 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import jsonschema
+
 from ttftprof.analysis import analyse
 from ttftprof.model import Report
 from ttftprof.recording import Reader
+from ttftprof.reports.json import as_json, schema
 
+SCHEMA = jsonschema.Draft202012Validator(schema())
 ARMED_TIMEOUT_S = 20
 STOP_TIMEOUT_S = 20
 
@@ -39,7 +43,10 @@ class Recording:
         return self.process.returncode
 
     def report(self) -> Report:
-        return analyse(self.path)
+        """What it says; whatever a test records, its JSON satisfies the shipped schema."""
+        report = analyse(self.path)
+        SCHEMA.validate(as_json(report))
+        return report
 
     def reader(self) -> Reader:
         return Reader(self.path)

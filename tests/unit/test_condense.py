@@ -78,6 +78,14 @@ def test_a_curve_keeps_its_ends_and_extremes() -> None:
     assert (few.max(), few.min()) == (9.0, -9.0)
 
 
+def test_a_running_total_keeps_its_steepest_step() -> None:
+    steps = np.ones(100_000)
+    steps[41_234] = 500.0
+    ns, few = condense.points(np.arange(100_000) * 10, np.cumsum(steps), 400)
+    assert len(few) <= 400
+    assert (np.diff(few) / np.diff(ns)).max() == 50.0
+
+
 def test_level_stretches_of_a_curve_cost_two_points() -> None:
     values = np.repeat([1.0, 5.0, 2.0], 1_000)
     ns, few = condense.points(np.arange(3_000), values, 100)

@@ -1,7 +1,7 @@
 """A damaged recording through the whole chain: one of our errors, or reports that sum.
 
 `test_recording.py` damages what the reader is given; here the reader may take a wrong value for a
-right one, and everything after it must bear it.
+right one, and everything after it must bear it: every report, every export, a comparison.
 """
 
 from __future__ import annotations
@@ -9,19 +9,25 @@ from __future__ import annotations
 import io
 import random
 import time
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from ttftprof.analysis import analyse
-from ttftprof.errors import TtftprofError
+from ttftprof.cli import export
+from ttftprof.diff import Wait, compare
+from ttftprof.errors import TtftprofError, UsageError
 from ttftprof.model import Report
-from ttftprof.reports import html, json, terminal
+from ttftprof.reports import diff_terminal, html, json, terminal
+from ttftprof.timeline import Timeline
 from unit.recordings import router_switch
 
 FLIPS = 20
 FLIPS_AT_ONCE = (1, 1, 3, 20)
+SCHEMA = jsonschema.Draft202012Validator(json.schema())
 BOUND_S = 5.0  # for one damaged file; a whole one takes a hundredth
 
 
@@ -39,10 +45,21 @@ def check(report: Report) -> None:
         assert all(end == start for (_, end), (start, _) in pairwise(edges))
 
 
-def write_all(report: Report) -> None:
+def write_all(report: Report, timeline: Timeline) -> None:
     terminal.write([report], io.StringIO(), width=100, colour=False)
-    json.write(report, io.StringIO())
+    SCHEMA.validate(json.as_json(report))
     html.write([report], io.StringIO())
+    for form in export.FORMATS:
+        if form in export.BINARY:
+            export.write_binary(form, report, timeline, io.BytesIO())
+        else:
+            with suppress(UsageError):  # otlp-json, without wall time
+                export.write_text(form, report, timeline, io.StringIO())
+    if report.requests:
+        waits = [Wait(report, request) for request in report.requests]
+        comparisons = [compare(waits[0], wait) for wait in waits]
+        diff_terminal.write(comparisons, io.StringIO(), width=80, colour=False)
+        html.write_comparison(comparisons, io.StringIO())
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -59,9 +76,9 @@ def test_flipped_bits_are_an_error_or_exact_reports(
         path.write_bytes(damaged)
         began = time.process_time()
         try:
-            report = analyse(path)
+            report, timeline = export.read(path)
             check(report)
-            write_all(report)
+            write_all(report, timeline)
             told += 1
         except TtftprofError:
             pass

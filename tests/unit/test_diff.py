@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, assume, given, settings
 
-from ttftprof import diff
+from ttftprof import analysis, diff
 from ttftprof.cli.diff import command
 from ttftprof.diff import Comparison, Wait, circumstances, compare, length_ns
 from ttftprof.errors import UsageError
@@ -163,6 +163,23 @@ def test_the_command(tmp_path: Path) -> None:
     done = CliRunner().invoke(command, [path, path, "--html", str(tmp_path / "d.html")])
     assert done.exit_code == 0, done.output
     assert "comparison" in (tmp_path / "d.html").read_text("utf-8")
+
+
+def test_a_recording_against_itself_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = router_switch().write(tmp_path / "run.ttft")
+    read: list[Path] = []
+    analyse = analysis.analyse
+
+    def counted(path: Path) -> Report:
+        read.append(path)
+        return analyse(path)
+
+    monkeypatch.setattr(analysis, "analyse", counted)
+    done = CliRunner().invoke(command, [str(path)] * 3)
+    assert done.exit_code == 0, done.output
+    assert read == [path]
 
 
 def test_a_request_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:

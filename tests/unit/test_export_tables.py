@@ -116,10 +116,17 @@ def test_otlp_identities_are_unique_and_stay() -> None:
 # -- Markdown -------------------------------------------------------------------------------------
 
 
+# As GitHub renders: bare addresses become links.
+RENDERER = MarkdownIt("gfm-like", {"html": True})
+LINKS = ("https://evil.com/x HTTP://EVIL.COM www.evil.com WWW.evil.com/a ftp://evil.com/x",
+         "mailto:eve@evil.com eve@evil.com")  # fmt: skip
+MARKUP = "[a](http://x) ![i](y) # h\n> q | c `d` <b> ~~s~~"
+
+
 def rendered(report: Report) -> str:
     out = io.StringIO()
     markdown.write(report, out)
-    page: str = MarkdownIt("commonmark", {"html": True}).enable("table").render(out.getvalue())
+    page: str = RENDERER.render(out.getvalue())
     return page
 
 
@@ -137,12 +144,17 @@ def test_markdown_shows_the_table_that_adds_up() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [*samples.HOSTILE_NAMES, "[a](http://x) ![i](y) # h\n> q | c `d` <b> https://x.y www.x.y"],
-    ids=range(len(samples.HOSTILE_NAMES) + 1),
+    [*samples.HOSTILE_NAMES, *LINKS, MARKUP],
+    ids=range(len(samples.HOSTILE_NAMES) + 3),
 )
 def test_hostile_names_stay_text_in_markdown(name: str) -> None:
     page = rendered(samples.hostile(name))
-    assert not re.search(r"<(a|img|script|b|h1|code|em)\b", page)
+    assert not re.search(r"<(a|img|script|b|h1|code|em|s)\b", page)
+
+
+def test_the_renderer_would_make_links_of_all_of_them() -> None:
+    for name in " ".join(LINKS).split():
+        assert "<a href=" in RENDERER.render(name), name
 
 
 # -- the command ----------------------------------------------------------------------------------

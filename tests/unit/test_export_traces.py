@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 from collections import defaultdict
+from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +252,23 @@ def test_chrome_slices_nest_and_keep_nanoseconds(which: int) -> None:
     told = {piece for pieces in by_track.values() for piece in pieces}
     for request in report.requests:
         assert {(p.start_ns, p.end_ns, p.phase) for p in request.phases} <= told
+
+
+def test_chrome_times_are_exact_after_a_year_of_uptime() -> None:
+    """As numbers of 64 bits they would be rounded to some nanoseconds."""
+    late_ns = 366 * 86_400 * 10**9 + 123_456_789
+    report = samples.cold()
+    begun_ns = report.requests[0].start_ns
+    phases = tuple(
+        replace(p, start_ns=p.start_ns - begun_ns + late_ns, end_ns=p.end_ns - begun_ns + late_ns)
+        for p in report.requests[0].phases
+    )
+    request = replace(report.requests[0], start_ns=late_ns, phases=phases, activities=())
+    out = io.StringIO()
+    chrome.write(replace(report, requests=(request,), series=()), nothing(), out)
+    events = json.loads(out.getvalue(), parse_float=Decimal)["traceEvents"]
+    told = {(e["name"], e["ts"] * 1000, e["dur"] * 1000) for e in events if e["ph"] == "X"}
+    assert {(p.phase, p.start_ns, p.duration_ns) for p in phases} <= told
 
 
 def test_chrome_of_hostile_names_is_json() -> None:

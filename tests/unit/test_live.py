@@ -150,6 +150,25 @@ def test_models_beyond_the_limit_share_a_series() -> None:
     assert models == {"m0", "m1", "m2", "other"}
 
 
+@pytest.mark.parametrize(
+    ("model", "shown"),
+    [
+        ("/home/eve/secret/m.gguf", "m.gguf"),
+        ("models/m.gguf", "m.gguf"),
+        ("../m", "m"),
+        ("~/models/m", "m"),
+        ("C:\\Users\\eve\\m.gguf", "m.gguf"),
+        ("/home/eve/", "other"),
+        ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B"),
+        ("qwen2.5:7b", "qwen2.5:7b"),
+    ],
+)
+def test_a_model_that_is_named_by_its_path_goes_by_its_last_part(model: str, shown: str) -> None:
+    metrics = Metrics()
+    metrics.add(replace(samples.cold().requests[0], model=model))
+    assert {dict(labels).get("model") for _, labels in samples_of(metrics)} - {None} == {shown}
+
+
 def test_no_content_and_no_path_is_served() -> None:
     metrics = Metrics()
     metrics.add(replace(samples.cold().requests[0], model='a"b\n{c}\\' + "x" * 500))

@@ -31,7 +31,7 @@ REPORTS = {
 @pytest.fixture
 def recordings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of files that the analysis reads as the samples of their names."""
-    monkeypatch.setattr("ttftprof.analysis.analyse", lambda path: REPORTS[path.stem]())
+    monkeypatch.setattr("ttftprof.analysis.analyse", lambda path, drawn: REPORTS[path.stem]())
     monkeypatch.delenv("NO_COLOR", raising=False)
     for name in REPORTS:
         (tmp_path / f"{name}.ttft").touch()
@@ -155,7 +155,7 @@ sys.path.insert(0, {tests!r})
 import ttftprof.analysis
 from ttftprof.cli import main
 from unit import report_samples
-ttftprof.analysis.analyse = lambda path: report_samples.many(500)
+ttftprof.analysis.analyse = lambda path, drawn: report_samples.many(500)
 main(["report", "--all", {path!r}])
 """
 
@@ -230,6 +230,25 @@ def test_a_page_into_a_descriptor_and_memory(recordings: Path, tmp_path: Path) -
         Writer(path).close(complete=True)
         result = run(recordings, "cold.ttft", "--html", str(path))
         assert isinstance(result.exception, OutputError)
+
+
+@pytest.mark.parametrize("option", [("--format", "json"), ("--compact",), ("--all",)])
+def test_a_page_and_another_output_are_refused(recordings: Path, option: tuple[str, ...]) -> None:
+    page = recordings / "page.html"
+    result = run(recordings, "cold.ttft", "--html", str(page), *option)
+    assert isinstance(result.exception, UsageError)
+    assert " ".join(option) in result.exception.message
+    assert not page.exists()
+
+
+def test_the_umask_decides_who_may_read_what_is_made_to_be_shared(recordings: Path) -> None:
+    for mask, mode in ((0o022, 0o644), (0o077, 0o600)):
+        before = os.umask(mask)
+        try:
+            assert run(recordings, "cold.ttft", "--html", str(recordings / "p.html")).exit_code == 0
+        finally:
+            os.umask(before)
+        assert (recordings / "p.html").stat().st_mode & 0o777 == mode
 
 
 def test_a_page_on_standard_output(recordings: Path) -> None:

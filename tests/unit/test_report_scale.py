@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ttftprof.model import Series
 from ttftprof.reports import scale
-from ttftprof.reports.lanes import Window, blocks, levels, rates, shares
+from ttftprof.reports.lanes import Window, blocks, levels, peak_rate, rates, shares
 
 MS = 1_000_000
 TABLES = st.integers(1, 9).flatmap(
@@ -152,3 +152,13 @@ def test_rates_are_growth_and_unknown_outside_the_samples() -> None:
     assert rates([total], Window(0, 80, 4)) == [None, 5e9, 0.0, None]
     assert levels([total], Window(0, 80, 4)) == [0.0, 100.0, 100.0, None]
     assert rates([], Window(0, 80, 4)) == [None] * 4
+
+
+@pytest.mark.parametrize("width", [10, 66, 1_000])
+def test_a_peak_is_the_same_however_wide_the_drawing(width: int) -> None:
+    """Looks every 20 ms, one of them 10 µs after another, as when a thread ends."""
+    stamps = (0, 20 * MS, 40 * MS, 40 * MS + 10_000, 60 * MS)
+    series = [Series("storage_bytes", "bytes", None, stamps, (0.0, 2e6, 12e6, 13e6, 14e6))]
+    assert peak_rate(series, Window(0, 60 * MS, width)) == 500e6
+    assert peak_rate(series, Window(0, 15 * MS, width)) == 100e6
+    assert peak_rate([], Window(0, 60 * MS, width)) is None

@@ -291,6 +291,11 @@ def test_a_first_token_before_the_request_is_none() -> None:
     assert only.first_token_ns is None
 
 
+def test_an_outcome_that_no_version_knows_is_incomplete() -> None:
+    scene = Scene().process(PID, "llama-server").request(PID, 10, token=20, outcome="teleported")
+    assert [e.outcome for e in scene.timeline().exchanges] == ["incomplete"]
+
+
 # -- files ----------------------------------------------------------------------------------------
 
 

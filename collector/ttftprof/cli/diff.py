@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import click
@@ -57,11 +58,13 @@ def command(
     rule; then every difference by phase and activity, and what else was different: arguments,
     kernel, mount options, read-ahead, context size.
     """
+    from ttftprof import analysis
     from ttftprof.reports import diff_terminal
 
     output.checked_width(width)
-    first = _wait(base, base_request, quickest)
-    comparisons = [compare(first, _wait(path, request, slowest)) for path in others]
+    analysed = cache(analysis.analyse)  # a recording against itself is read once
+    first = _wait(analysed(base), base_request, quickest)
+    comparisons = [compare(first, _wait(analysed(path), request, slowest)) for path in others]
     if page is not None:
         _write_html(comparisons, page)
         return
@@ -79,10 +82,9 @@ def _write_html(comparisons: Sequence[Comparison], page: Path) -> None:
     output.say_written(page)
 
 
-def _wait(path: Path, identity: str | None, default: Callable[[Report], Request | None]) -> Wait:
-    from ttftprof import analysis
-
-    report = analysis.analyse(path)
+def _wait(
+    report: Report, identity: str | None, default: Callable[[Report], Request | None]
+) -> Wait:
     if identity is None:
         chosen = default(report)
     else:
@@ -90,5 +92,5 @@ def _wait(path: Path, identity: str | None, default: Callable[[Report], Request 
     if chosen is None:
         ids = ", ".join(r.id for r in report.requests)
         what = f"no request {identity!r}" if identity else "no request with a first token"
-        raise UsageError(f"{path} has {what}", f"it has: {ids}" if ids else "record again")
+        raise UsageError(f"{report.path} has {what}", f"it has: {ids}" if ids else "record again")
     return Wait(report, chosen)

@@ -82,6 +82,7 @@ def command(
     """
     output.checked_width(width)
     if page is not None:
+        _refuse_beside_html(form=form, compact=compact, everything=everything)
         _write_html(files, request_id, page)
         return
     out = output.printable(sys.stdout)
@@ -102,6 +103,17 @@ def command(
     out.flush()  # a reader that went away shows here, where it is handled
 
 
+def _refuse_beside_html(*, form: str, compact: bool, everything: bool) -> None:
+    """Raises `UsageError` for what says how another output is to look."""
+    for option, given in (
+        ("--format json", form == "json"),
+        ("--compact", compact),
+        ("--all", everything),
+    ):
+        if given:
+            raise UsageError(f"--html and {option} are two outputs", "run it twice, once with each")
+
+
 def _write_json(files: Sequence[Path], request_id: str | None, out: TextIO) -> None:
     from ttftprof.reports import json
 
@@ -116,16 +128,16 @@ def _write_json(files: Sequence[Path], request_id: str | None, out: TextIO) -> N
 def _write_html(files: Sequence[Path], request_id: str | None, page: Path) -> None:
     from ttftprof.reports import html
 
-    reports = _only([_analysed(path) for path in files], request_id)
+    reports = _only([_analysed(path, drawn=True) for path in files], request_id)
     with output.text_file(page) as out:
         html.write(reports, out)
     output.say_written(page)
 
 
-def _analysed(path: Path) -> Report:
+def _analysed(path: Path, drawn: bool = False) -> Report:
     from ttftprof import analysis
 
-    return analysis.analyse(path)
+    return analysis.analyse(path, drawn)
 
 
 def _only(reports: list[Report], request_id: str | None) -> list[Report]:

@@ -17,7 +17,7 @@ _NEAR_NS = 250_000_000  # a request may have lain in the backlog: its start is n
 def digest(path: Path, sent_ns: Sequence[int], began_ns: int | None = None) -> dict[str, Any]:
     """The run's phases and counters. `sent_ns`: when the client began to send each request of the
     run; `began_ns`: when the restart that it measures began. Raises `RecordingError`."""
-    report = analyse(path)
+    report = analyse(path, drawn=False)
     found = [_nearest(report, ns) for ns in sent_ns]
     requests = [request for request in found if request is not None]
     answered = sorted((r for r in requests if r.ttft_ns is not None), key=lambda r: r.ttft_ns or 0)
@@ -71,7 +71,7 @@ def _storage_rate(files: Sequence[FileUse]) -> float | None:
 def weights_of(path: Path) -> dict[str, list[str]]:
     """{model: paths of its weights} as the loads in a recording show them."""
     found: dict[str, list[str]] = {}
-    for request in analyse(path).requests:
+    for request in analyse(path, drawn=False).requests:
         paths = [f.path for f in request.files if f.is_weights]
         if request.model and paths:
             found.setdefault(request.model, paths)

@@ -87,7 +87,7 @@ def _played(findings: Findings, traffic: Sequence[Path]) -> list[Outcome]:
             "the traffic cannot be played: no switch was measured here, or no resident model",
             "run the scenarios cold-switch, re-switch and resident first",
         )
-    reports = [analyse(path) for path in traffic]
+    reports = [analyse(path, drawn=False) for path in traffic]
     asked, sizes = traffic_of(reports)
     if not asked:
         raise UsageError("the recordings hold no request that names a model", "record some traffic")

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from ttftprof.model import ACTIVITIES, PHASES, FileUse, Report, Request, Series
 from ttftprof.reports import scale
-from ttftprof.reports.lanes import Blocks, Window, blocks, levels, rates, shares
+from ttftprof.reports.lanes import Blocks, Window, blocks, levels, peak_rate, rates, shares
 from ttftprof.reports.words import span
 
 _HEIGHTS = "▁▂▃▄▅▆▇█"
@@ -217,14 +217,18 @@ def _series_lanes(
         ("major_faults", "major faults", scale.frequency, _FAULTS),
         ("minor_faults", "minor faults", scale.frequency, _FAULTS),
     ):
-        values = rates(_of_all_files(report, name), window)
-        peak = max((value for value in values if value is not None), default=None)
+        found = _of_all_files(report, name)
+        values, peak = rates(found, window), peak_rate(found, window)
         if peak is None:
             continue
         reading = f"peak {unit(peak)}" if peak else "none"
-        yield layout.line(label, Text(bars(values, peak), Style(color=colour)), reading)
+        yield layout.line(label, Text(bars(values, _most(values)), Style(color=colour)), reading)
     yield from _residency_lane(request, report, window, layout)
     yield from _gpu_lanes(report, window, layout)
+
+
+def _most(values: Sequence[float | None]) -> float:
+    return max((value for value in values if value is not None), default=0.0)
 
 
 def _gpu_lanes(report: Report, window: Window, layout: Layout) -> Iterator[Text]:
@@ -239,10 +243,9 @@ def _gpu_lanes(report: Report, window: Window, layout: Layout) -> Iterator[Text]
         label = f"{str(one.path).lower()} {lane.label}"
         yield layout.line(label, body, f"{lane.kept} {lane.unit(lane.of(seen))}")
     copied = [s for s in report.series if s.name == "transfer_bytes" and s.ns]
-    growth = rates(copied, window)
-    peak = max((value for value in growth if value is not None), default=0.0)
+    growth, peak = rates(copied, window), peak_rate(copied, window)
     if peak:
-        body = Text(bars(growth, peak), Style(color=_ACTIVITY_COLOUR["transfer"]))
+        body = Text(bars(growth, _most(growth)), Style(color=_ACTIVITY_COLOUR["transfer"]))
         yield layout.line("to the GPU", body, f"peak {scale.rate(peak)}")
 
 

@@ -103,6 +103,26 @@ def rates(series: Sequence[Series], window: Window) -> list[float | None]:
     ]
 
 
+PEAK_NS = 10_000_000
+
+
+def peak_rate(series: Sequence[Series], window: Window) -> float | None:
+    """The fastest growth per second within a window, over 10 ms or from one look at the counters
+    to the next: the same in every drawing, however wide. None where nothing was seen."""
+    stamps = sorted({ns for one in series for ns in one.ns})
+    first = max(bisect_right(stamps, window.start_ns) - 1, 0)
+    looks = stamps[first : bisect_right(stamps, window.end_ns) + 1]
+    values = [value or 0.0 for value in (_sum_at(series, ns) for ns in looks)]
+    peak: float | None = None
+    after = 0
+    for before in range(len(looks) - 1):
+        while after < len(looks) - 1 and looks[after] - looks[before] < PEAK_NS:
+            after += 1
+        spent_ns = max(looks[after] - looks[before], PEAK_NS)
+        peak = max(peak or 0.0, (values[after] - values[before]) * 1e9 / spent_ns)
+    return peak
+
+
 def _growth(before: float | None, after: float | None, ns: int) -> float | None:
     if before is None or after is None or ns <= 0:
         return None

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any, BinaryIO
 
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
-from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
 
 from ttftprof.model import Report, Series
 from ttftprof.reports import slices
@@ -18,6 +17,7 @@ from ttftprof.timeline import Timeline
 _REALTIME, _MONOTONIC = 1, 3  # BuiltinClock of builtin_clock.proto
 _SEQUENCE = 0x7474
 _COUNTER_BASE = 1 << 40
+_AT_ONCE = 4_096  # packets that are held
 
 
 def write(report: Report, timeline: Timeline, out: BinaryIO) -> None:
@@ -35,16 +35,23 @@ def write(report: Report, timeline: Timeline, out: BinaryIO) -> None:
     for number, (_, series) in enumerate(counters, _COUNTER_BASE):
         for ns, value in zip(series.ns, series.values, strict=True):
             trace.count(number, ns, value)
+    trace.flush()
 
 
 class _Trace:
-    """Packets, written as they come."""
+    """Packets, written some thousand at a time: traces one after another are one trace."""
 
     def __init__(self, out: BinaryIO) -> None:
-        self._builder = StreamingTraceProtoBuilder(out)
+        self._out, self._held = out, protos.Trace()
+
+    def flush(self) -> None:
+        self._out.write(self._held.SerializeToString())
+        self._held.Clear()
 
     def _packet(self, ns: int | None = None) -> Any:
-        packet = self._builder.create_packet()
+        if len(self._held.packet) == _AT_ONCE:
+            self.flush()
+        packet = self._held.packet.add()
         packet.trusted_packet_sequence_id = _SEQUENCE
         if ns is not None:
             packet.timestamp, packet.timestamp_clock_id = ns, _MONOTONIC
@@ -59,7 +66,6 @@ class _Trace:
         if report.realtime_offset_ns is not None:
             wall_ns = max(report.start_ns + report.realtime_offset_ns, 0)
             snapshot.clocks.add(clock_id=_REALTIME, timestamp=wall_ns)
-        self._builder.write_packet(packet)
 
     def describe(self, track: slices.Track) -> None:
         packet = self._packet()
@@ -67,14 +73,12 @@ class _Trace:
         descriptor.uuid, descriptor.name = track.number, track.name
         if track.parent is not None:
             descriptor.parent_uuid = track.parent
-        self._builder.write_packet(packet)
 
     def describe_counter(self, number: int, name: str, series: Series) -> None:
         packet = self._packet()
         descriptor = packet.track_descriptor
         descriptor.uuid, descriptor.name = number, name
         descriptor.counter.unit_name = series.unit
-        self._builder.write_packet(packet)
 
     def edge(self, track: int, ns: int, piece: slices.Slice | None) -> None:
         packet = self._packet(ns)
@@ -92,11 +96,9 @@ class _Trace:
                     note.uint_value = value
                 else:
                     note.int_value = value
-        self._builder.write_packet(packet)
 
     def count(self, track: int, ns: int, value: float) -> None:
         packet = self._packet(ns)
         event = packet.track_event
         event.type, event.track_uuid = protos.TrackEvent.TYPE_COUNTER, track
         event.double_counter_value = value
-        self._builder.write_packet(packet)

@@ -1,17 +1,20 @@
 """Histograms for Prometheus: time to the first token, and its phases, by model and engine.
 
-Needs the `prometheus-client` package. Guarantees: no content, no path; at most `MODELS` models have
-series of their own, the rest are `other`; names are harmless and short.
+Needs the `prometheus-client` package. Guarantees: no content; no path, a model that is named by one
+goes by its last part; at most `MODELS` models have series of their own, the rest are `other`; names
+are harmless and short.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info, start_http_server
 
 from ttftprof import __version__
 from ttftprof.clock import NS_PER_S
+from ttftprof.engines.catalog import looks_like_weights
 from ttftprof.errors import OutputError
 from ttftprof.model import Request
 from ttftprof.reports import words
@@ -71,7 +74,7 @@ class Metrics:
             self._phase.labels(model, engine, phase).observe(ns / NS_PER_S)
 
     def _model(self, request: Request) -> str:
-        name = model_of(request)
+        name = _without_folders(model_of(request))
         if name not in self._models and len(self._models) >= self._most:
             return OTHER
         self._models.add(name)
@@ -93,3 +96,10 @@ class Metrics:
             thread.join()
 
         return int(server.server_port), stop
+
+
+def _without_folders(model: str) -> str:
+    """`/home/eve/m.gguf` is m.gguf; `owner/model`, as model hubs name them, stays."""
+    folder, _, name = model.replace("\\", "/").rpartition("/")
+    is_owner = bool(re.fullmatch(r"[\w-][\w.-]*", folder)) and not looks_like_weights(name)
+    return model if is_owner and "\\" not in model else name or OTHER

@@ -75,6 +75,19 @@ function growth(series, from, to) {
   const low = Math.max(from, t[0]), high = Math.min(to, t[t.length - 1]);
   return high > low ? Math.max(valueAt(series, high) - valueAt(series, low), 0) : 0;
 }
+const PEAK_NS = 1e7;
+/** The fastest growth of a running total, per second, over 10 ms or from one look to the next: the
+    terminal report's figure (`lanes.peak_rate`), however far one has zoomed. */
+function steepest(series, from, to) {
+  const { t, v } = series;
+  const first = Math.max(after(t, from) - 1, 0), last = Math.min(after(t, to), t.length - 1);
+  let peak = 0;
+  for (let i = first, j = first; i < last; i++) {
+    while (j < last && t[j] - t[i] < PEAK_NS) j++;
+    peak = Math.max(peak, ((v[j] - v[i]) / Math.max(t[j] - t[i], PEAK_NS)) * 1e9);
+  }
+  return peak;
+}
 function busyIn(spans, from, to, into, names) {
   for (let i = 0; i < spans.start.length && spans.start[i] < to; i++) {
     const length = spans.end[i] - spans.start[i];

@@ -15,7 +15,6 @@ class Drawing {
     requestAnimationFrame(() => { this.queued = false; this.paint(); });
   }
   paint() {
-    const began = performance.now();
     const ctx = this.canvas.getContext("2d");
     const view = { ...this.view, width: this.width, x: (ns) => this.x(ns), ns: (x) => this.ns(x) };
     ctx.clearRect(0, 0, view.width, this.height);
@@ -24,7 +23,6 @@ class Drawing {
     for (const lane of this.shown) this.paintLane(ctx, view, lane);
     this.paintMarks(ctx, view);
     this.paintRuler(view);
-    this.root.dataset.paintMs = (performance.now() - began).toFixed(1);
   }
 
   ticks(view) {
@@ -71,8 +69,8 @@ class Drawing {
     ctx.clearRect(0, 0, width, 57);
     ctx.fillStyle = colours.soft;
     ctx.fillRect(0, 4, width, 20);
-    for (const subject of this.rec.subjects) {
-      for (const [code, start, end] of subject.phases) {
+    for (const index of this.visible(this.rec.subjects.keys(), { x: at, width })) {
+      for (const [code, start, end] of this.rec.subjects[index].phases) {
         ctx.fillStyle = colours[DATA.phases[code]];
         ctx.fillRect(at(start), 8, Math.max(at(end) - at(start), 0.7), 12);
       }

@@ -10,16 +10,31 @@ class LaneDrawing {
     }
     ctx.fillStyle = colours.grid;
     ctx.fillRect(0, y + height - 1, view.width, 1);
-    if (lane.kind === "phases") for (const index of lane.members) this.paintPhases(ctx, view, lane, index);
-    else if (lane.kind === "parts") for (const index of lane.members) this.paintParts(ctx, view, lane, index);
+    if (lane.kind === "phases") for (const index of this.visible(lane.members, view)) this.paintPhases(ctx, view, lane, index);
+    else if (lane.kind === "parts") for (const index of this.visible(lane.members, view)) this.paintParts(ctx, view, lane, index);
     else if (lane.kind === "activities") {
-      for (const index of lane.members) paintSpans(ctx, this.rec.subjects[index].spans, view, y + 1, height - 4, activity);
+      for (const index of this.visible(lane.members, view)) paintSpans(ctx, this.rec.subjects[index].spans, view, y + 1, height - 4, activity);
     } else if (lane.kind === "thread") paintSpans(ctx, lane.spans, view, y + 2, height - 5, activity);
     else if (lane.kind === "calls") this.paintCalls(ctx, view, lane);
     else if (lane.kind === "process") this.paintProcess(ctx, view, lane);
     else if (lane.kind === "sizes") this.paintSizesLane(ctx, view, lane);
     else if (lane.kind === "ticks") this.paintTicks(ctx, view, lane);
     else if (lane.kind === "curve") this.paintCurveLane(ctx, view, lane);
+  }
+
+  /** Which requests of a lane are to be painted: of those narrower than a pixel one a pixel, and the
+      one that was picked. */
+  *visible(members, view) {
+    let pixel = NaN;
+    for (const index of members) {
+      const { start, end } = this.rec.subjects[index];
+      const x0 = view.x(start), x1 = view.x(end);
+      if (x1 < -10 || x0 > view.width) continue;
+      const thin = x1 - x0 < 1 && !(this.picked && this.picked.subject === index);
+      if (thin && Math.floor(x0) === pixel) continue;
+      pixel = Math.floor(x0);
+      yield index;
+    }
   }
 
   paintCurveLane(ctx, view, lane) {

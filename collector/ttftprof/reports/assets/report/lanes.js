@@ -15,7 +15,7 @@ class Lanes {
     section("Memory", [
       ...this.curves((s) => s.name === "major_faults", () => "major faults"),
       ...this.curves((s) => s.name === "minor_faults", () => "minor faults"),
-      ...this.curves((s) => s.name === "cached_bytes", (s) => `cached ${fileName(s.path || "")}`),
+      ...this.curves((s) => s.name === "cached_bytes", (s) => `${fileName(s.path || "")} cached`),
     ]);
     section("GPU", [
       ...this.curves((s) => s.name.startsWith("gpu"), (s) => `${s.path || "GPU"} ${s.name.replace(/^gpu_|_bytes$/g, "").replaceAll("_", " ")}`),

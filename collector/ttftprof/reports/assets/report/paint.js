@@ -43,35 +43,39 @@ function paintSpans(ctx, spans, view, y, height, colourOf) {
 }
 
 /** Growth per second of a running total as filled bars, or a level as a line over its shade;
-    returns the peak. */
+    returns the peak of what is shown. */
 function paintCurve(ctx, series, view, y, height, colour, full) {
   const total = isTotal(series.name);
   const values = new Float64Array(view.width);
-  let peak = 0;
+  let highest = 0;
   let before = valueAt(series, view.ns(0));
   for (let x = 0; x < view.width; x++) {
     const now = valueAt(series, view.ns(x + 1));
     values[x] = total ? ((now - before) / (view.ns(x + 1) - view.ns(x))) * 1e9 : now;
     before = now;
-    if (values[x] > peak) peak = values[x];
+    if (values[x] > highest) highest = values[x];
   }
-  const top = full || peak || 1;
-  ctx.fillStyle = colour;
-  let last = NaN;
+  const most = full || highest || 1, bottom = y + height;
+  ctx.fillStyle = ctx.strokeStyle = colour;
   for (let x = 0; x < view.width; x++) {
-    if (!(values[x] > 0)) { last = NaN; continue; }
-    const part = Math.max((height * Math.min(values[x], top)) / top, 1);
-    if (total) ctx.fillRect(x, y + height - part, 1, part);
-    else {
-      ctx.globalAlpha = 0.28;
-      ctx.fillRect(x, y + height - part, 1, part);
-      ctx.globalAlpha = 1;
-      const other = Number.isNaN(last) ? part : last; // the line also joins a step
-      ctx.fillRect(x, y + height - Math.max(part, other), 1, Math.max(Math.abs(part - other), Math.min(part, 1.5)));
-      last = part;
+    if (!(values[x] > 0)) continue;
+    const first = x, line = new Path2D();
+    for (; values[x] > 0; x++) {
+      const top = bottom - Math.max((height * Math.min(values[x], most)) / most, 1);
+      line.lineTo(x, top);
+      line.lineTo(x + 1, top);
     }
+    const area = new Path2D(line);
+    area.lineTo(x, bottom);
+    area.lineTo(first, bottom);
+    ctx.globalAlpha = total ? 1 : 0.28;
+    ctx.fill(area);
+    ctx.globalAlpha = 1;
+    ctx.lineWidth = 1.5;
+    if (!total) ctx.stroke(line);
   }
-  return peak;
+  ctx.lineWidth = 1;
+  return total ? steepest(series, view.from, view.to) : highest;
 }
 
 function paintSizes(ctx, sizes, view, y, height) {
