@@ -5,9 +5,10 @@ The truth is what the process stamped around each of its calls.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-import stat
+import shlex
 import subprocess
 import sys
 import time
@@ -15,18 +16,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from kernel.support import recording
-from lab import fake_gpu, gpu_process
+from lab import device_process, fake_gpu, gpu_process
 from lab.fake_gpu import State
 from ttftprof.activities import process_activities
 from ttftprof.engines.driver_calls import LAUNCH
+from ttftprof.events import DeviceFlag
 from ttftprof.gpu_facts import DriverSpan
 from ttftprof.gpu_parts import with_parts
 from ttftprof.gpu_rows import Valid
+from ttftprof.kernel.session import Settings
 from ttftprof.model import Phase
 from ttftprof.sources import drm, nvml
 from ttftprof.sources.gpu import NO_GPU
@@ -361,45 +365,102 @@ def test_no_gpu_is_one_line_and_no_warning(tmp_path: Path) -> None:
         assert not len(reader.stream("gpu"))
 
 
-def test_device_files_and_kernel_caches(tmp_path: Path) -> None:
-    """Opens of GPU device files, had or refused, and of kernel caches: read, written, missing."""
-    device = Path(f"/dev/nvidia-ttftprof-{os.getpid()}")
-    os.mknod(device, stat.S_IFCHR | 0o600, os.makedev(1, 3))
-    caches = tmp_path / "home/.nv/ComputeCache/0"
-    triton = tmp_path / "home/.triton/cache/x"
-    packages = tmp_path / "site-packages/flashinfer"
-    for folder in (caches, triton, packages):
-        folder.mkdir(parents=True)
-    (caches / "index").write_bytes(bytes(10))
-    (caches / "a0f3").write_bytes(bytes(1000))
-    (packages / "__init__.py").write_text("")
-    code = (
-        "import os, sys\n"
-        "sys.stdin.readline()\n"
-        f"os.close(os.open({str(device)!r}, os.O_RDWR))\n"
-        f"open({str(caches / 'index')!r}, 'r+b').close()\n"
-        f"open({str(caches / 'a0f3')!r}).close()\n"
-        f"open({str(triton / 'k.cubin')!r}, 'wb').write(b'0' * 10)\n"
-        f"open({str(packages / '__init__.py')!r}).close()\n"
-        "for path in ('/dev/nvidia9', " + repr(str(triton / "none.cubin")) + "):\n"
-        "    try: open(path)\n"
-        "    except OSError: pass\n"
+# -- without symbols ------------------------------------------------------------------------------
+
+# In a mount namespace of its own, where a TUN device plays the GPU.
+MAKE_DEVICES = (
+    "mount -t tmpfs none /dev && mkdir /dev/dri && mount -t tmpfs -o nodev none /dev/dri"
+    " && mknod /dev/nvidiactl c 1 3 && mknod /dev/nvidia0 c 10 200"
+    " && mknod /dev/kfd c 1 3 && mknod /dev/dri/renderD128 c 1 3"
+)
+
+
+@dataclass(frozen=True)
+class DeviceRun:
+    """A process that used device files, as it stamped its requests and as it was recorded."""
+
+    told: dict[str, Any]
+    timeline: Timeline
+
+
+@pytest.fixture(scope="module")
+def devices(tmp_path_factory: pytest.TempPathFactory) -> DeviceRun:
+    folder = tmp_path_factory.mktemp("devices")
+    for file in (".nv/ComputeCache/0/index", ".nv/ComputeCache/0/a0f3", ".triton/cache/x/lock"):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_bytes(bytes(1000))
+    (folder / "site-packages/flashinfer").mkdir(parents=True)
+    (folder / "site-packages/flashinfer/__init__.py").write_text("")
+    (folder / "ptxas").symlink_to("/bin/true")
+    program = [sys.executable, fake_gpu.HERE / "device_process.py", folder, folder / "ptxas"]
+    script = f"{MAKE_DEVICES} && exec {shlex.join(map(str, program))}"
+    process = subprocess.Popen(
+        ["unshare", "--mount", "sh", "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
-    try:
-        process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, text=True)
-        with recording(tmp_path / "devices.ttft", "--pid", str(process.pid)) as recorded:
-            process.communicate("go\n", timeout=30)
-            time.sleep(0.1)
-    finally:
-        device.unlink()
+    with recording(folder / "devices.ttft", "--pid", str(process.pid)) as recorded:
+        output, _ = process.communicate("go\n", timeout=30)
     with recorded.reader() as reader:
-        gpu = build(reader).gpu
-    opened = gpu.device_files[gpu.device_files["flags"] == 1]
-    assert opened["b"].astype(np.int64).tolist()[1] == -2  # ENOENT
-    assert int(opened["b"][0].astype(np.int64)) >= 0
-    assert opened["dev"].tolist() == [1 << 20 | 3, 0]
+        return DeviceRun(json.loads(output), build(reader))
+
+
+def test_opens_of_device_files_had_and_refused(devices: DeviceRun) -> None:
+    events = devices.timeline.gpu.device_files
+    opened = events[(events["flags"] & DeviceFlag.IOCTL) == 0]
+    nvidia, kfd, dri = DeviceFlag.NVIDIA, DeviceFlag.KFD, DeviceFlag.DRI
+    assert opened["flags"].tolist() == [nvidia, nvidia, kfd, dri, nvidia]
+    null, tun = os.makedev(1, 3), os.makedev(10, 200)
+    assert [os.makedev(d >> 20, d & 0xFFFFF) if d else 0 for d in opened["dev"].tolist()] == [
+        null, tun, null, 0, 0
+    ]  # fmt: skip
+    assert [max(-r, 0) for r in opened["b"].astype(np.int64).tolist()] == devices.told["opens"]
+    assert devices.told["opens"] == [0, 0, 0, errno.EACCES, errno.ENOENT]
+
+
+def test_slow_requests_to_a_device_are_recorded_and_quick_ones_are_not(devices: DeviceRun) -> None:
+    """Each is a span within the process's own stamps. A quick one that others on the machine made
+    slow is slow."""
+    events = devices.timeline.gpu.device_files
+    requests = events[(events["flags"] & DeviceFlag.IOCTL) != 0]
+    begins = requests["start_ns"].astype(np.int64)
+    ends = begins + requests["duration_ns"].astype(np.int64)
+    made = devices.told["requests"]
+    at = [next(n for n, (begin, _) in reversed([*enumerate(made)]) if begin <= b) for b in begins]
+    assert at[: device_process.SLOW] == list(range(device_process.SLOW))
+    for number, begin, end in zip(at, begins, ends, strict=True):
+        assert made[number][0] <= begin <= end <= made[number][1]
+    assert len(at) < device_process.SLOW + device_process.QUICK
+    assert (ends - begins).min() >= Settings().short_wait_ns
+    delay_ns = round(device_process.DELAY_S * 1e9)
+    assert (ends - begins)[: device_process.SLOW].min() >= delay_ns
+    assert set(requests["dev"].tolist()) == {10 << 20 | 200}
+    assert set(requests["a"].tolist()) == {device_process.TUNSETIFF}
+    assert set(requests["b"].astype(np.int64).tolist()) == {-errno.EINVAL}
+
+
+def test_without_symbols_the_context_is_told_by_the_device(devices: DeviceRun) -> None:
+    made, pid = devices.told["requests"], devices.told["pid"]
+    whole = Phase("init", made[0][0], made[-1][1], "observed")
+    (phase,) = with_parts(devices.timeline, [whole], [pid], ())
+    (context,) = [part for part in phase.parts if part.part == "context"]
+    slow = made[: device_process.SLOW]
+    delays_ns = round(device_process.SLOW * device_process.DELAY_S * 1e9)
+    assert context.basis == "inferred"
+    assert slow[0][0] <= context.start_ns <= context.end_ns <= made[-1][1]
+    assert delays_ns <= context.spent_ns <= sum(end - begin for begin, end in made)
+
+
+def test_kernel_caches_and_compilers(devices: DeviceRun) -> None:
+    """Read, written, missing; an index is no kernel, and a package no cache."""
+    gpu = devices.timeline.gpu
     assert [(c.cache, c.write, c.missing, c.size_bytes) for c in gpu.cache_opens] == [
         ("ComputeCache", False, False, 1000),
         ("Triton", True, False, 0),
         ("Triton", False, True, 0),
     ]
+    assert [Path(compiler.path).name for compiler in gpu.compilers] == ["ptxas"]
+    ended = devices.timeline.process_at(gpu.compilers[0].tgid, gpu.compilers[0].ns)
+    assert ended is not None
+    assert ended.parent_pid == devices.told["pid"]
