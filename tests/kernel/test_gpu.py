@@ -32,6 +32,7 @@ from ttftprof.gpu_parts import with_parts
 from ttftprof.gpu_rows import Valid
 from ttftprof.kernel.session import Settings
 from ttftprof.model import Phase
+from ttftprof.reports.words import warnings
 from ttftprof.sources import drm, nvml
 from ttftprof.sources.gpu import NO_GPU
 from ttftprof.timeline import Timeline, build
@@ -43,6 +44,8 @@ PROCESS = fake_gpu.HERE / "gpu_process.py"
 MIB = 1 << 20
 MS = 1_000_000
 WEIGHTS_BYTES = 48 * MIB
+CALLS_AFTER = 53
+HUNG_S = 1.2  # more than a call may take
 PAUSE_S = 0.4  # for the memory to be seen to be back
 LAUNCHED = "cuLaunchKernel"
 TRIES = 3  # two cores that others use: a span is exact when nobody was in its way
@@ -315,6 +318,65 @@ def test_calls_right_after_the_library_was_mapped(libraries: Path, tmp_path: Pat
     )
 
 
+def test_a_gpu_that_is_lost_and_a_driver_that_hangs_cost_only_their_samples(
+    libraries: Path, tmp_path: Path
+) -> None:
+    """Of two GPUs one falls off the bus; then NVML does not return any more. The recorder ends when
+    told to, has all that the server did after that, and says what is missing."""
+    code = (
+        "import ctypes, sys\n"
+        "cuda = ctypes.CDLL(sys.argv[1])\n"
+        "print('mapped', flush=True)\n"
+        "sys.stdin.readline()\n"
+        f"for _ in range({CALLS_AFTER}): cuda.cuInit(0)\n"
+    )
+    state = State(tmp_path / "state")
+    state[fake_gpu.COUNT], state[fake_gpu.USED + 1] = 2, 5 * MIB
+    program = [sys.executable, "-c", code, str(libraries / "libcuda.so.1")]
+    process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    assert process.stdout.readline() == "mapped\n"
+    with (
+        on_fake_gpu(libraries, state),
+        recording(tmp_path / "hangs.ttft", "--pid", str(process.pid)) as recorded,
+    ):
+        await_calls(state, 100)
+        state[fake_gpu.LOST + 1] = 1
+        await_calls(state, 100)
+        state[fake_gpu.HANG_MS] = 3_600_000
+        while state[fake_gpu.HANG_MS]:
+            time.sleep(0.001)
+        hangs_ns = time.monotonic_ns()
+        time.sleep(HUNG_S)
+        process.communicate("go\n", timeout=30)
+        told_to_end_ns = time.monotonic_ns()
+        recorded.stop()
+    assert time.monotonic_ns() - told_to_end_ns < 10_000 * MS
+    with recorded.reader() as reader:
+        assert reader.meta["complete"]
+        timeline = build(reader)
+        (lost,) = [fact for _, fact in reader.facts("gpu_lost")]
+        (hung,) = [fact for _, fact in reader.facts("gpu_hung")]
+    assert (lost["index"], hung["call"]) == (1, "nvmlDeviceGetMemoryInfo")
+    assert 0 <= hangs_ns - hung["since_ns"] < 1_000 * MS
+    samples = timeline.gpu.samples[timeline.gpu.samples["took_ns"] > 0]
+    assert set(samples["device"].tolist()) == {0, 1}
+    assert int(samples["ns"].max()) <= hung["since_ns"]
+    assert len(timeline.gpu.calls[process.pid]) == CALLS_AFTER
+    assert timeline.processes[process.pid][-1].exit_ns
+    (warning,) = [w for w in warnings(recorded.report()) if "gpu" in w]
+    for said in ("GPU 1 was lost while recording", "nvmlDeviceGetMemoryInfo did not return"):
+        assert said in warning
+
+
+def await_calls(state: State, more: int) -> None:
+    """Until NVML was asked so much more."""
+    goal, until = state[fake_gpu.CALLS] + more, time.monotonic() + 10
+    while state[fake_gpu.CALLS] < goal:
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
 def test_the_hip_runtime_of_a_container(tmp_path: Path) -> None:
     """Its library lies where only the container's mounts show it, and is mapped while recording."""
     fake_gpu.build("fake_hip.c", tmp_path / "image", "libamdhip64.so.6.2.60204")
@@ -347,8 +409,6 @@ def test_the_hip_runtime_of_a_container(tmp_path: Path) -> None:
 
 
 def test_no_gpu_is_one_line_and_no_warning(tmp_path: Path) -> None:
-    from ttftprof.reports.words import warnings
-
     if nvml.find() or drm.find():
         pytest.skip("this machine has a GPU that can be asked")
     process = subprocess.Popen(["sleep", "30"])

@@ -286,6 +286,11 @@ def test_no_library_is_no_thread_and_no_loss() -> None:
     )  # fmt: skip
 
 
+def test_the_readme_shows_the_line_that_is_printed() -> None:
+    readme = Path(__file__).parents[2] / "README.md"
+    assert f"note: no GPU is shown: {gpu.NO_GPU}\n" in readme.read_text()
+
+
 def test_a_driver_that_is_not_loaded_is_a_loss(state: State) -> None:
     state[fake_gpu.INIT_ERROR] = 9
     gpus = Gpus([nvml.Nvml()])
@@ -331,6 +336,19 @@ def test_a_call_that_hangs_holds_up_nobody(running: Gpus, state: State) -> None:
     assert rows["took_ns"].max() > 1_500 * NS_PER_MS  # the look itself, and then it went on
     running.stop()
     assert running.source().state == "degraded"
+
+
+def test_a_call_under_way_when_recording_ends_is_said(running: Gpus, state: State) -> None:
+    """Though it has not lasted for a second."""
+    wait_for_rows(running, 1)
+    state[fake_gpu.HANG_MS] = 900
+    while state[fake_gpu.HANG_MS]:
+        time.sleep(0.001)
+    running.stop()
+    source = running.source()
+    assert source.state == "degraded"
+    assert source.reason == "nvmlDeviceGetMemoryInfo did not return before recording ended"
+    assert len(facts(running.drain()[0], "gpu_hung")) == 1
 
 
 def wait_for_rows(gpus: Gpus, count: int) -> Any:

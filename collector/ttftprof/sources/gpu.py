@@ -230,6 +230,7 @@ class Sampler:
         self._stopped = True
         for thread in self._threads[:1]:
             thread.join(JOIN_S)
+        self._watch(round(JOIN_S * NS_PER_S), "did not return before recording ended")
 
     # -- what the threads do ----------------------------------------------------------------
 
@@ -299,21 +300,21 @@ class Sampler:
 
     def drain(self) -> Drained:
         """All that is there; never waits."""
-        self._watch()
+        self._watch(HUNG_NS, "did not return for over a second")
         return Drained(
             np.array(_take(self._rows), GPU_ROW),
             np.array(_take(self._process_rows), GPU_PROCESS_ROW),
             _take(self._facts),
         )
 
-    def _watch(self) -> None:
-        """Notes, once, each call that has not returned for a second."""
+    def _watch(self, longest_ns: int, says: str) -> None:
+        """Notes, once, each call that has been under way for longer."""
         now = self._clock()
         for number, door in enumerate(self.vendor.doors):
             since, call = door.since_ns, door.call
-            if since and now - since >= HUNG_NS and self._hung.get(number) != since:
+            if since and now - since >= longest_ns and self._hung.get(number) != since:
                 self._hung[number] = since
-                self.troubles.append(f"{call} did not return for over a second")
+                self.troubles.append(f"{call} {says}")
                 self._tell("gpu_hung", {"call": call, "since_ns": since})
 
 
