@@ -312,6 +312,23 @@ def test_every_other_scenario_of_the_real_server(small_models: Path, tmp_path: P
 
 
 @pytest.mark.engine
+def test_a_prompt_cache_that_is_kept_is_used_by_the_servers_word(
+    small_models: Path, tmp_path: Path
+) -> None:
+    """Also of a long prompt, and in every slot."""
+    scenarios = ["resident", "long-prompt", "concurrency"]
+    experiment = f"runs = 1\nrecord = false\nscenarios = {scenarios}"
+    report = bench(tmp_path, engine_plan(experiment, small_models, rest="prompt_cache = 'keep'"))
+    for found in report["conditions"]:
+        assert found["counted"] == 1, (found["scenario"], found["not_counted"])
+        (run,) = found["runs"]
+        (check,) = [c for c in run["checks"] if c["what"] == "prompt cache"]
+        assert (check["wanted"], check["met"]) == ("used", True)
+        for answer in run["answers"]:
+            assert answer["cached_tokens"] > answer["prompt_tokens"] / 2
+
+
+@pytest.mark.engine
 def test_every_kind_of_factor_takes_force_alone(small_models: Path, tmp_path: Path) -> None:
     """Read-ahead, mmap, arguments, mount, engine: each differs from the base in that only, by what
     each run noted of itself. What was changed on the machine is put back."""

@@ -17,7 +17,7 @@ import pytest
 from ttftprof.experiment import state
 from ttftprof.experiment.fingerprint import Load, differences, fingerprint
 from ttftprof.experiment.messages import Answer
-from ttftprof.experiment.plan import Plan
+from ttftprof.experiment.plan import Plan, variants_of
 from ttftprof.experiment.runner import RunResult, _Session
 from ttftprof.experiment.scenarios import SCENARIOS
 from ttftprof.experiment.state import GpuMemory, ServerApi
@@ -309,7 +309,7 @@ def test_a_restart_that_failed_is_no_restart(command: list[str], found: str) -> 
     server = {"url": "http://127.0.0.1:1", "models": ["a", "b"], "restart": command}
     server["stderr_to"] = os.devnull
     made = plan(scenarios=["resident"], runs=6, server=server)
-    (check,) = session(made)._start_again()
+    (check,) = session(made)._service.start_again(variants_of(made)[0])
     assert (check.met, check.found) == (False, found)
 
 
@@ -333,7 +333,7 @@ def by_itself(**server: Any) -> Plan:
 def test_a_server_that_runs_by_itself_is_stopped_before_it_is_started_again(
     command: list[str], met: bool, found: str
 ) -> None:
-    (check,) = session(by_itself(stop=command))._end_server()
+    (check,) = session(by_itself(stop=command))._service.end()
     assert (check.what, check.met, check.found) == ("stop", met, found)
 
 
@@ -341,7 +341,7 @@ def test_a_server_that_still_answers_was_not_stopped() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         made = by_itself(url=url, stop=["true"], ready_timeout_s=1)
-        (check,) = session(made)._end_server()
+        (check,) = session(made)._service.end()
     assert (check.met, check.found) == (False, "something still answers")
 
 
@@ -354,7 +354,8 @@ def test_a_router_that_is_restarted_has_its_models_evicted_before(
     loaded = {"a", "b"}
     with api(llama_router(loaded)) as router:
         runner = session(by_itself())
-        runner._api, runner._gpu = router, GpuMemory(gpu)
+        runner._api = runner._service.api = router
+        runner._gpu = GpuMemory(gpu)
         gpu.used[0] = 4 << 30
         evict = router.unload
 

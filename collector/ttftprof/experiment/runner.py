@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import os
 import secrets
-import shlex
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -23,19 +21,14 @@ from statistics import median
 from typing import Any
 
 from ttftprof.clock import NS_PER_S, now_ns
-from ttftprof.command_line import public_argv
 from ttftprof.errors import TargetError, TtftprofError, UsageError
 from ttftprof.experiment import state
 from ttftprof.experiment.client import ask, wait_for_server
 from ttftprof.experiment.digest import digest, weights_of
 from ttftprof.experiment.fingerprint import Load, fingerprint
-from ttftprof.experiment.host import Keeper, NotStarted, RunRecorder
+from ttftprof.experiment.host import NotStarted, RunRecorder
 from ttftprof.experiment.messages import Answer, Ask, Limits, filler
 from ttftprof.experiment.plan import (
-    ARGV,
-    COMMAND,
-    ENV_PREFIX,
-    MMAP,
     READAHEAD,
     REQUEST_PREFIX,
     Plan,
@@ -45,22 +38,18 @@ from ttftprof.experiment.plan import (
 )
 from ttftprof.experiment.scenarios import Scenario
 from ttftprof.experiment.schedule import needs_restart
-from ttftprof.experiment.state import Check, ServerApi
+from ttftprof.experiment.service import Service, fill_in
+from ttftprof.experiment.state import Check
 from ttftprof.experiment.store import Slot, Store
-from ttftprof.sources.processes import ProcessFacts, descendants, is_alive, read_process
-from ttftprof.target import by_port
 
 _SETTLE_S = 0.1  # after arming; after the last answer, for its last bytes
 _RETRY_S = 0.02
-_LOADER_S = 2.0  # within which a server of several processes starts the one that loads
-_LOOK_AGAIN_S = 0.3  # whether a server that is awaited still lives
 _TELLING_REST_S = 0.2
 _MAX_CHUNKS = 2_000  # of an answer, whose stamps are kept
 _UNKNOWN_MODEL = "ttftprof-no-such-model"
 NEEDED = "the request needed"
 """The check by the recording: a load or none."""
 _RETRIED = {"refused", "gone"}
-_DONE = "it ended with 0"  # how a command went that did what it was to do
 NOT_STARTED = "not started"
 """The outcome of a run that had no server to ask."""
 
@@ -155,16 +144,16 @@ class _Session:
         self._store = store
         self._watcher = watcher
         self._server = plan.server
-        self._keeper: Keeper | None = None
         self._key = _key_of(plan.server)
-        self._api = ServerApi(plan.server.address, plan.server.base_path, self._key)
+        log = Path(plan.server.stderr_to or store.folder / "server.log")
+        self._service = Service(plan.server, self._key, log)
+        self._api = self._service.api
         self._api_name = plan.server.api
         self._gpu = state.GpuMemory()
         self._scenarios = {scenario.name: scenario for scenario in plan.chosen()}
         self._variants = {variant.name: variant for variant in variants_of(plan)}
         self._base = next(iter(self._variants.values()))
         self._variant: Variant | None = None
-        self._log_path = Path(plan.server.stderr_to or store.folder / "server.log")
         self._files: dict[str, tuple[str, ...]] = {}
         self._own = secrets.token_hex(8)  # of this sitting's prompts
         self._asked = 0
@@ -179,19 +168,13 @@ class _Session:
 
     def open(self) -> None:
         self._restore()  # what an interrupted sitting left changed
-        if self._server.command:
-            if wait_for_server(self._server.address, 0.05):
-                raise TargetError(
-                    f"something answers at {self._server.url} already",
-                    "end it, or leave out server.command to measure it as it runs",
-                )
-            self._keeper = Keeper(self._log_path)
+        self._service.open()
         base = self._base
-        self._start_server(base)
+        self._service.start(base)
         self._variant = base
         if self._api_name == "auto":
             self._api_name = "ollama" if self._api.kind == "ollama" else "openai"
-        self._check_models()
+        self._service.check_models()
         self._watcher.say(
             f"server at {self._server.url}: {self._api.version or self._api.kind}, "
             f"asked by the {self._api_name} API"
@@ -200,7 +183,7 @@ class _Session:
             for model in self._server.models:
                 self._api.unload(model)
             self._gpu.rebase()
-        elif self._keeper is not None:
+        elif self._service.is_kept:
             self._gpu.rebase()
         self._say_what_nobody_tells()
         self._apply(base)
@@ -224,70 +207,7 @@ class _Session:
 
     def close(self) -> None:
         self._restore()
-        if self._keeper is not None:
-            self._keeper.close()
-
-    def _check_models(self) -> None:
-        named = self._api.models()
-        missing = [m for m in self._server.models if named and not _is_among(m, named)]
-        if missing:
-            raise TargetError(
-                f"the server at {self._server.url} has no model {missing[0]!r}",
-                f"it names: {', '.join(named[:12])}",
-            )
-
-    def _start_server(self, variant: Variant) -> None:
-        """Has the server of this variant running; one that we do not start must run already.
-        Raises `NotStarted`."""
-        if self._keeper is not None:
-            self._keeper.start(self._command(variant), self._environment(variant))
-        self._await_server(variant)
-        self._api.recognise()  # it may be another engine
-
-    def _await_server(self, variant: Variant) -> None:
-        """Until it accepts connections; one of ours that has ended will not."""
-        until = time.monotonic() + self._server.ready_timeout_s
-        while not wait_for_server(self._server.address, _LOOK_AGAIN_S):
-            own = self._keeper.server_pid if self._keeper is not None else None
-            if own is not None and not is_alive(own):
-                raise NotStarted(
-                    f"the server ended at its start: {self._last_words()}",
-                    f"see {self._log_path}; the command was: "
-                    + " ".join(public_argv(self._command(variant))),
-                )
-            if time.monotonic() > until:
-                raise NotStarted(
-                    f"nothing answers at {self._server.url}",
-                    f"see {self._log_path}"
-                    if own is not None
-                    else "start the server, or give server.command so that bench starts it",
-                )
-
-    def _last_words(self) -> str:
-        """The last line of its log that says anything."""
-        with suppress(OSError):
-            lines = self._log_path.read_text(errors="replace").splitlines()
-            return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "")
-        return "it left no log"
-
-    def _command(self, variant: Variant) -> list[str]:
-        settings = variant.settings
-        words = list(self._server.command)
-        if COMMAND in settings:
-            words = shlex.split(settings[COMMAND])
-        words = [_filled(word, settings) for word in words]
-        words += shlex.split(settings.get(ARGV, ""))
-        if settings.get(MMAP) == "off":
-            words.append("--no-mmap")
-        return words
-
-    def _environment(self, variant: Variant) -> dict[str, str]:
-        own = {
-            n.removeprefix(ENV_PREFIX): v
-            for n, v in variant.settings.items()
-            if n.startswith(ENV_PREFIX)
-        }
-        return {**self._server.env, **own}
+        self._service.close()
 
     def _extra(self) -> dict[str, Any]:
         """Fields of the request that this variant sets; and where a prompt is to be found in a
@@ -306,9 +226,9 @@ class _Session:
         and that is told. Raises `NotStarted`."""
         before, self._variant = self._variant, None
         if before is None or _is_another_server(before, variant):
-            self._start_server(variant)
-        elif self._keeper is not None and not wait_for_server(self._server.address, 1.0):
-            self._start_server(variant)
+            self._service.start(variant)
+        elif self._service.is_down():
+            self._service.start(variant)
             result.degraded.append("the server had ended and was started again before this run")
         self._variant = variant
 
@@ -339,7 +259,7 @@ class _Session:
         """The weights of each model: named in the plan, or seen while it is loaded once."""
         if self._server.files:
             self._files = {
-                model: tuple(_filled(path, variant.settings) for path in paths)
+                model: tuple(fill_in(path, variant.settings) for path in paths)
                 for model, paths in self._server.files.items()
             }
             return
@@ -355,9 +275,9 @@ class _Session:
         """Records one load of every model."""
         self._watcher.say("looking which files each model is loaded from")
         path = self._store.folder / "runs" / "survey.ttft"
-        if self._keeper is not None:
-            self._start_server(self._variant or self._base)
-        recorder = RunRecorder(path, self._target(), self._log("recorder.log"), 600)
+        if self._service.is_kept:
+            self._service.start(self._variant or self._base)
+        recorder = RunRecorder(path, self._service.to_record(), self._log("recorder.log"), 600)
         armed = recorder.wait_armed()
         if armed:
             time.sleep(_SETTLE_S)
@@ -379,13 +299,6 @@ class _Session:
                     "files in server.files"
                 )
         return found
-
-    def _target(self) -> list[str]:
-        if self._server.record:
-            return list(self._server.record)
-        if self._keeper is not None:
-            return ["--pid", str(self._keeper.pid)]
-        return ["--port", str(self._server.address[1])]
 
     def _log(self, name: str) -> Path:
         return self._store.folder / name
@@ -494,17 +407,10 @@ class _Session:
         work = self._plan.workload
         longest_s = 2 * work.timeout_s + work.idle_s + 4 * self._server.ready_timeout_s + 60
         path = self._store.recording(slot.run)
-        return RunRecorder(path, self._target(), self._log("recorder.log"), longest_s)
+        return RunRecorder(path, self._service.to_record(), self._log("recorder.log"), longest_s)
 
     def _fingerprint(self) -> dict[str, str]:
-        return fingerprint(self._files, self._server_pid(), self._api.version)
-
-    def _server_pid(self) -> int | None:
-        if self._keeper is not None:
-            return self._keeper.server_pid
-        with suppress(TtftprofError):
-            return min(by_port(self._server.address[1]).roots)
-        return None
+        return fingerprint(self._files, self._service.pid(), self._api.version)
 
     # -- its state ----------------------------------------------------------------------------
 
@@ -519,8 +425,8 @@ class _Session:
             if self._gpu.base and self._api.kind != "plain":
                 checks += self._empty_gpu()
             checks.append(self._bring_up(other, scenario))
-            loaded = self._api.loaded()
-            if loaded is not None and target in loaded:
+            told = self._api.check_loaded(target, False)
+            if told is not None and not told.met:
                 self._api.unload(target)
         elif scenario.resident == "both":
             assert other is not None
@@ -561,7 +467,7 @@ class _Session:
         if files or scenario.cache != "any":
             checks.append(state.check_cache(files, scenario.cache))
         if scenario.drive == "restart":
-            if self._ends_before_it_starts:
+            if self._service.ends_before_it_starts:
                 checks += self._check_gpu()
         elif scenario.resident in ("other", "both") and other is not None:
             checks.append(self._api.check_loaded(other, True))
@@ -611,98 +517,21 @@ class _Session:
         if scenario.drive == "give_up":
             return self._ask(target, tokens, Limits(work.give_up_s, work.stall_s))
         if scenario.drive == "kill":
-            kill = partial(self._kill_the_loader, {p.pid for p in self._server_processes()})
+            before = {process.pid for process in self._service.processes()}
+            kill = partial(self._service.kill_the_loader, before, work.kill_after_s)
             return self._ask(target, tokens, meanwhile=kill)
         return self._ask(target, tokens, streams=scenario.streams)
 
-    def _server_processes(self) -> list[ProcessFacts]:
-        """The server and all below it."""
-        root = self._server_pid()
-        below = descendants({root}) if root is not None else set()
-        return [p for p in map(read_process, below) if p is not None]
-
-    def _kill_the_loader(self, before: set[int]) -> None:
-        """Kills the youngest process of the server: the one that loads, where there is one. A
-        server of several processes may take its time to start that one; `before`: who was there."""
-        time.sleep(self._plan.workload.kill_after_s)
-        until = time.monotonic() + _LOADER_S
-        while len(below := self._server_processes()) > 1 and before >= {p.pid for p in below}:
-            if time.monotonic() > until:
-                break  # it loads in a process that was there
-            time.sleep(0.01)
-        if not below or (len(below) < 2 and not (self._server.command or self._server.restart)):
-            return  # nobody could start it again
-        youngest = max(below, key=lambda p: (p.start_ticks, p.pid))
-        with suppress(ProcessLookupError):
-            os.kill(youngest.pid, signal.SIGKILL)
-
     def _restart(self, scenario: Scenario, result: RunResult) -> tuple[int, list[Answer]]:
         """Ends and starts the server; from the order to start it until the first token."""
-        result.checks += self._end_server()
+        assert self._variant is not None
+        result.checks += self._service.end()
         self._set_cache(scenario)
         result.checks += self._verify(scenario)
         began_ns = now_ns()
-        result.checks += self._start_again()
+        result.checks += self._service.start_again(self._variant)
         answer, result.attempts = self._await_answer(self._server.target, self._tokens(scenario))
         return began_ns, [answer]
-
-    @property
-    def _ends_before_it_starts(self) -> bool:
-        """Whether there is a moment without the server, or at least without its models, between
-        its end and its start. `server.restart` alone leaves none: that the old process, and all
-        memory with it, is gone is then told by the new one."""
-        return bool(self._keeper or self._server.stop) or self._api.kind != "plain"
-
-    def _end_server(self) -> list[Check]:
-        """As far as it can be ended before it is started again: a file that it maps stays in the
-        page cache, and its models in the GPU."""
-        if self._keeper is not None:
-            self._keeper.stop()
-        elif self._server.stop:
-            found = self._run_command(self._server.stop)
-            if found == _DONE and not self._is_gone():
-                found = "something still answers"
-            return [Check("stop", "the server ended", found, found == _DONE, "server.stop")]
-        else:
-            for model in self._server.models:
-                self._api.unload(model)
-        return []
-
-    def _is_gone(self) -> bool:
-        """Whether nobody accepts connections any more, within the time that a start may take."""
-        until = time.monotonic() + self._server.ready_timeout_s
-        while wait_for_server(self._server.address, _RETRY_S):
-            if time.monotonic() > until:
-                return False
-            time.sleep(_RETRY_S)
-        return True
-
-    def _start_again(self) -> list[Check]:
-        """What became of the plan's own command for it; a server of ours just starts."""
-        assert self._variant is not None
-        if self._keeper is not None:
-            self._keeper.start(self._command(self._variant), self._environment(self._variant))
-        elif self._server.restart:
-            before, found = self._server_pid(), self._run_command(self._server.restart)
-            if found == _DONE and before is not None and before == self._server_pid():
-                found = "the same process serves"
-            met = found == _DONE
-            return [Check("restart", "a server started again", found, met, "server.restart")]
-        return []
-
-    def _run_command(self, command: Sequence[str]) -> str:
-        """How a command of the plan, to end or to start the server, ended, in words."""
-        try:
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                check=False,
-                timeout=self._server.ready_timeout_s,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return f"it could not be run: {type(error).__name__}"
-        return f"it ended with {done.returncode}"
 
     def _settle(
         self,
@@ -770,8 +599,9 @@ class _Session:
     def _recover(self, result: RunResult) -> None:
         """How long it takes, after a failure, until the measured model answers again."""
         began_ns = now_ns()
+        assert self._variant is not None
         if not wait_for_server(self._server.address, 0.5):
-            self._start_again()
+            self._service.start_again(self._variant)
         answer, tries = self._await_answer(self._server.target, self._plan.workload.prompt_tokens)
         until_ns = answer.first_token_ns or answer.end_ns or now_ns()
         result.recovery = {
@@ -802,13 +632,6 @@ def _is_another_server(before: Variant, variant: Variant) -> bool:
     )
 
 
-def _filled(word: str, settings: Mapping[str, str]) -> str:
-    """`{name}` replaced by the value of that factor; other braces stay."""
-    for name, value in settings.items():
-        word = word.replace(f"{{{name}}}", value)
-    return word
-
-
 def _typed(value: str) -> Any:
     """A request field as JSON means it."""
     words: dict[str, Any] = {"true": True, "false": False, "on": True, "off": False}
@@ -831,7 +654,3 @@ def _key_of(server: Server) -> str:
             f"set it (under sudo: sudo --preserve-env={server.api_key_env} ttftprof bench …)",
         )
     return key
-
-
-def _is_among(model: str, named: Sequence[str]) -> bool:
-    return model in named or f"{model}:latest" in named
