@@ -13,10 +13,12 @@ from ttftprof.experiment.replay import (
     Outcome,
     Policy,
     costs_of,
+    played,
     policies,
     replay,
     traffic_of,
 )
+from ttftprof.experiment.statistics import Estimate, Interval
 from ttftprof.experiment.store import Slot
 from ttftprof.experiment.verdict import find
 from unit.experiment_samples import kept, plan, result
@@ -31,34 +33,34 @@ def traffic(models: str, gap_s: float = 1.0) -> list[Asked]:
     return [Asked(int(i * gap_s * SECOND), model) for i, model in enumerate(models)]
 
 
-def played(models: str, policy: Policy, cache: int = 1000, gap_s: float = 1.0) -> Outcome:
+def under(policy: Policy, models: str, cache: int = 1000, gap_s: float = 1.0) -> Outcome:
     return replay(traffic(models, gap_s), SIZES, COSTS, policy, cache)
 
 
 def test_one_model_at_a_time() -> None:
-    found = played("aabab", Policy("one", models=1))
+    found = under(Policy("one", models=1), "aabab")
     assert found.mean_ns == pytest.approx((100 + 1 + 100 + 10 + 10) / 5)
     assert (found.requests, found.loads, found.cold_loads) == (5, 4, 2)
     assert found.memory_bytes == 50
 
 
 def test_all_resident_load_once() -> None:
-    found = played("aabab", Policy("all"))
+    found = under(Policy("all"), "aabab")
     assert found.mean_ns == pytest.approx((100 + 1 + 100 + 1 + 1) / 5)
     assert found.memory_bytes == 100
 
 
 def test_a_bigger_model_takes_longer_to_load() -> None:
-    assert played("c", Policy("all")).mean_ns == pytest.approx(1 + 99 * 2)
+    assert under(Policy("all"), "c").mean_ns == pytest.approx(1 + 99 * 2)
 
 
 def test_a_small_page_cache_makes_switches_cold() -> None:
-    assert played("abab", Policy("one", models=1), cache=50).cold_loads == 4
-    assert played("abab", Policy("one", models=1), cache=100).cold_loads == 2
+    assert under(Policy("one", models=1), "abab", cache=50).cold_loads == 4
+    assert under(Policy("one", models=1), "abab", cache=100).cold_loads == 2
 
 
 def test_memory_is_a_budget_and_the_longest_unused_goes() -> None:
-    found = played("abcab", Policy("budget", memory_bytes=150))
+    found = under(Policy("budget", memory_bytes=150), "abcab")
     # c (100) puts out a; a puts out b, the longest unused; b puts out c
     assert found.loads == 5
     assert found.memory_bytes == 150
@@ -66,10 +68,10 @@ def test_memory_is_a_budget_and_the_longest_unused_goes() -> None:
 
 def test_keep_alive_and_pins() -> None:
     idle = Policy("idle", keep_alive_s=5)
-    assert played("aa", idle, gap_s=4).loads == 1
-    assert played("aa", idle, gap_s=6).loads == 2
+    assert under(idle, "aa", gap_s=4).loads == 1
+    assert under(idle, "aa", gap_s=6).loads == 2
     pinned = Policy("pin", models=2, pinned=frozenset("a"))
-    assert played("abcabc", pinned).loads == 5  # a once, the others each time
+    assert under(pinned, "abcabc").loads == 5  # a once, the others each time
 
 
 def test_policies_are_those_that_matter() -> None:
@@ -99,6 +101,33 @@ def test_costs_are_the_measured_medians() -> None:
     assert costs_of(find(made, kept(made, make))) == Costs(1e8, 3e8, 1e9, 50_000_000)
     alone = plan(scenarios=["resident"], runs=3)
     assert costs_of(find(alone, kept(alone, make))) is None
+
+
+def test_what_a_policy_saves_has_the_interval_of_the_runs_behind_it() -> None:
+    """By hand: two models in turn. One at a time: a cold load of each, then cached ones; both in
+    memory: a cold load of each, then none."""
+
+    def make(slot: Slot) -> dict[str, Any]:
+        load = {"cold-switch": 9e8, "re-switch": 2e8, "resident": 0.0}[slot.scenario]
+        return result({"load": load + (slot.block * 1e6 if load else 0), "prefill": 1e8})
+
+    made = plan(scenarios=["cold-switch", "re-switch", "resident"], runs=9)
+    costs = costs_of(find(made, kept(made, make)))
+    assert costs is not None
+    sizes = {"a": costs.weights_bytes, "b": costs.weights_bytes}
+    both = [Policy("one", models=1), Policy("both")]
+    one, two = played(traffic("abababab"), sizes, costs, both, 10**12)
+    for outcome in (one, two):
+        parts = (costs.resident_ns, costs.cached_ns, costs.cold_ns)
+        assert outcome.mean_ns == pytest.approx(
+            sum(share * ns for share, ns in zip(outcome.made_of, parts, strict=True))
+        )
+    assert one.saves == Estimate(0.0, Interval(0.0, 0.0))
+    assert two.saves is not None
+    assert two.saves.value == pytest.approx(204e6 * 6 / 8)  # six loads from the cache
+    assert two.saves.interval is not None
+    low, high = two.saves.interval.low, two.saves.interval.high
+    assert 200e6 * 6 / 8 <= low < two.saves.value < high <= 208e6 * 6 / 8
 
 
 def test_traffic_is_read_from_recordings() -> None:

@@ -15,7 +15,7 @@ from ttftprof.experiment.contrasts import Contrast
 from ttftprof.experiment.fingerprint import differences
 from ttftprof.experiment.plan import Expectation, Factor, Plan, Server, Workload
 from ttftprof.experiment.policy import Advice, advise
-from ttftprof.experiment.replay import Outcome, costs_of, policies, replay, traffic_of
+from ttftprof.experiment.replay import Outcome, costs_of, played, policies, traffic_of
 from ttftprof.experiment.store import Kept, Store
 from ttftprof.experiment.verdict import Findings, find
 
@@ -92,7 +92,7 @@ def _played(findings: Findings, traffic: Sequence[Path]) -> list[Outcome]:
     if not asked:
         raise UsageError("the recordings hold no request that names a model", "record some traffic")
     room = int(min(r.host.get("memory_bytes") or 0 for r in reports) * _CACHE_SHARE)
-    return [replay(asked, sizes, costs, policy, room) for policy in policies(asked, sizes)]
+    return played(asked, sizes, costs, policies(asked, sizes), room)
 
 
 def plan_from_json(raw: Mapping[str, Any]) -> Plan:

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from ttftprof.experiment.conditions import Condition
+from ttftprof.experiment.statistics import CONFIDENCE, Estimate, Interval, Sample, resampled_medians
 from ttftprof.experiment.verdict import Findings
 from ttftprof.model import Report, weights_bytes
 
 NS = 1_000_000_000
+Values = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +34,16 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """TTFT, ns, of the measured model by the state it is found in, and the size of its weights."""
+    """TTFT, ns, of the measured model by the state it is found in, and the size of its weights.
+
+    `resampled`: the same three, drawn again and again from the runs; a row a draw.
+    """
 
     resident_ns: float
     cached_ns: float
     cold_ns: float
     weights_bytes: int
+    resampled: Values = field(default_factory=lambda: np.empty((0, 3)), compare=False, repr=False)
 
     def wait_ns(self, state: str, size_bytes: int) -> float:
         if state == "resident":
@@ -59,7 +66,11 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the traffic would have waited. `memory_bytes`: the most weights that were resident."""
+    """What the traffic would have waited. `memory_bytes`: the most weights that were resident.
+
+    `made_of`: the mean as a sum of the three costs, how much of each; `saves`: of the mean, against
+    the first policy, with the interval that the runs behind the costs leave.
+    """
 
     policy: Policy
     requests: int
@@ -68,6 +79,8 @@ class Outcome:
     loads: int
     cold_loads: int
     memory_bytes: int
+    made_of: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    saves: Estimate | None = None
 
 
 def traffic_of(reports: Iterable[Report]) -> tuple[list[Asked], dict[str, int]]:
@@ -96,17 +109,29 @@ def costs_of(findings: Findings) -> Costs | None:
             by_name.setdefault(condition.scenario, condition)
     if "resident" not in by_name or not {"re-switch", "cold-switch"} & set(by_name):
         return None
-    medians = {name: c.summaries["ttft"].median.value for name, c in by_name.items()}
+    times = {name: condition.values("ttft") for name, condition in by_name.items()}
+    medians = {name: float(np.median(values)) for name, values in times.items()}
+    cached_by = "re-switch" if "re-switch" in times else "cold-switch"
+    cold_by = "cold-switch" if "cold-switch" in times else cached_by
     sizes = [
         size
         for condition in by_name.values()
         for run in condition.counted
         if (size := (run.raw.get("digest") or {}).get("weights_bytes"))
     ]
-    cached = medians.get("re-switch", medians.get("cold-switch", 0.0))
     return Costs(
-        medians["resident"], cached, medians.get("cold-switch", cached), max(sizes, default=1)
+        medians["resident"],
+        medians[cached_by],
+        medians[cold_by],
+        max(sizes, default=1),
+        _resampled(times, ("resident", cached_by, cold_by)),
     )
+
+
+def _resampled(times: Mapping[str, Sample], states: Sequence[str]) -> Values:
+    """Medians drawn anew: of each scenario once, also where it stands for two states."""
+    drawn = {name: resampled_medians(times[name]) for name in dict.fromkeys(states)}
+    return np.column_stack([drawn[name] for name in states])
 
 
 def policies(asked: Sequence[Asked], sizes: Mapping[str, int]) -> list[Policy]:
@@ -141,6 +166,28 @@ def _budgets(sizes: Sequence[int], models: int) -> Iterator[Policy]:
             yield Policy(name, memory_bytes=room)
 
 
+def played(
+    asked: Sequence[Asked],
+    sizes: Mapping[str, int],
+    costs: Costs,
+    tried: Sequence[Policy],
+    page_cache_bytes: int,
+) -> list[Outcome]:
+    """The traffic under each policy, each with what it saves against the first."""
+    found = [replay(asked, sizes, costs, policy, page_cache_bytes) for policy in tried]
+    return [replace(one, saves=_saves(found[0], one, costs)) for one in found]
+
+
+def _saves(first: Outcome, one: Outcome, costs: Costs) -> Estimate:
+    value = first.mean_ns - one.mean_ns
+    if not len(costs.resampled):
+        return Estimate(value, None)
+    drawn = costs.resampled @ (np.asarray(first.made_of) - np.asarray(one.made_of))
+    tail = 100 * (1 - CONFIDENCE) / 2
+    low, high = np.percentile(drawn, (tail, 100 - tail))
+    return Estimate(value, Interval(float(low), float(high)))
+
+
 def replay(
     asked: Sequence[Asked],
     sizes: Mapping[str, int],
@@ -151,12 +198,14 @@ def replay(
     """The traffic under one policy. The first load of each model is from storage; after that its
     file is in the page cache for as long as files used later leave room."""
     memory, cache = _Memory(policy, sizes, costs), _PageCache(page_cache_bytes)
-    waits, states = [], Counter[str]()
+    waits, states, loaded = [], Counter[str](), Counter[str]()
     for one in asked:
         size = sizes.get(one.model, costs.weights_bytes)
         memory.pass_time(one.ns)
         state = "resident" if one.model in memory else "cached" if one.model in cache else "cold"
         states[state] += 1
+        if state != "resident":
+            loaded[state] += size
         waits.append(costs.wait_ns(state, size))
         memory.use(one.model, one.ns)
         cache.use(one.model, size)
@@ -168,7 +217,17 @@ def replay(
         loads=states["cached"] + states["cold"],
         cold_loads=states["cold"],
         memory_bytes=memory.most_bytes,
+        made_of=_made_of(len(waits), loaded, costs),
     )
+
+
+def _made_of(requests: int, loaded: Mapping[str, int], costs: Costs) -> tuple[float, float, float]:
+    """As `Costs.wait_ns` puts a wait together: what of a load goes by its bytes is not resident."""
+    cached, cold = (
+        loaded.get(state, 0) / costs.weights_bytes / max(requests, 1)
+        for state in ("cached", "cold")
+    )
+    return (1 - cached - cold if requests else 0.0), cached, cold
 
 
 class _Memory:

@@ -93,6 +93,13 @@ def _percentiles(data: Values, wanted: tuple[float, ...]) -> list[Estimate]:
     return [Estimate(value, Interval(float(low), float(high))) for value, low, high in ends]
 
 
+def resampled_medians(values: Sample) -> Values:
+    """Medians of as many values, drawn again and again from these (bootstrap)."""
+    data = np.asarray(values, np.float64)
+    drawn = np.random.default_rng(_SEED).choice(data, (_RESAMPLES, len(data)))
+    return np.asarray(np.median(drawn, axis=1), np.float64)
+
+
 # -- one set against another ----------------------------------------------------------------------
 
 

@@ -56,7 +56,9 @@ def as_json(experiment: Experiment) -> dict[str, Any]:
 
 
 def _policy(outcome: Outcome) -> dict[str, Any]:
-    return asdict(outcome) | {"policy": outcome.policy.name}
+    found = asdict(outcome) | {"policy": outcome.policy.name}
+    del found["made_of"]
+    return found
 
 
 def _condition(condition: Condition) -> dict[str, Any]:

@@ -172,7 +172,7 @@ def failure(condition: Condition, experiment: Experiment) -> str:
     return text
 
 
-POLICY_TITLES = ("policy", "mean", "p95", "loads", "cold", "memory for weights")
+POLICY_TITLES = ("policy", "mean", "saves (95 %)", "p95", "loads", "cold", "memory for weights")
 
 
 def policy(outcome: Outcome) -> tuple[str, ...]:
@@ -180,11 +180,27 @@ def policy(outcome: Outcome) -> tuple[str, ...]:
     return (
         plain(outcome.policy.name, 80),
         scale.duration(round(outcome.mean_ns)),
+        _saved(outcome),
         scale.duration(round(outcome.p95_ns)),
         f"{outcome.loads} of {outcome.requests}",
         str(outcome.cold_loads),
         scale.size(outcome.memory_bytes),
     )
+
+
+def _saved(outcome: Outcome) -> str:
+    """Of the mean, against the first policy; nothing where that is the same."""
+    saves = outcome.saves
+    if saves is None or not saves.value:
+        return ""
+    shown = _signed(saves.value)
+    if saves.interval is None:
+        return shown
+    return f"{shown} ({_signed(saves.interval.low)} to {_signed(saves.interval.high)})"
+
+
+def _signed(ns: float) -> str:
+    return f"{'−' if ns < 0 else ''}{scale.duration(round(abs(ns)))}"
 
 
 def advice(one: Advice) -> str:
