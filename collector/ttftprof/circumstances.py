@@ -217,7 +217,7 @@ def _reload(
     if start is None or start.weights is None:
         return None
     before = _held_before(timeline, start)
-    if before is None or _used_between(before, served, everyone):
+    if before is None or _used_between(before, start.process, served, everyone):
         return None
     path = start.weights.path
     changed = _changed(timeline, before, start.process)
@@ -250,12 +250,15 @@ def _held_before(timeline: Timeline, start: StartUp) -> Process | None:
     return max(gone, key=lambda life: life.gone_ns, default=None)
 
 
-def _used_between(before: Process, served: Served, everyone: Sequence[Served]) -> bool:
-    """Whether another process served somebody in between: then this is a switch back."""
+def _used_between(
+    before: Process, now: Process, served: Served, everyone: Sequence[Served]
+) -> bool:
+    """Whether another process had somebody's request in between: then this is a switch back."""
     return any(
         o is not served
         and o.server not in (before.tgid, served.server)
-        and before.gone_ns <= o.last_ns <= served.front.start_ns
+        and before.gone_ns <= o.last_ns
+        and o.received_ns <= now.runs_ns
         for o in everyone
     )
 

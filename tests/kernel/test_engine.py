@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -180,3 +183,113 @@ def stamp_ns(log: str, words: str) -> int:
     line = next(line for line in log.splitlines() if words in line)
     minutes, seconds, ms, us = map(int, line.split(" ", 1)[0].split("."))
     return ((minutes * 60 + seconds) * 1_000_000 + ms * 1_000 + us) * 1_000
+
+
+# -- several at once --------------------------------------------------------------------------------
+
+LONG = " ".join(f"word{n}" for n in range(16))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One of several requests in flight. `leaves_after_s`: its client hangs up."""
+
+    at_s: float
+    model: str
+    prompt: str
+    tokens: int = 4
+    leaves_after_s: float = 0.0
+
+
+# Two slots of a; the third has to wait for one, b for all of them, who leaves for nothing.
+TOGETHER = (
+    Asked(0.0, "a", LONG, tokens=12),
+    Asked(0.1, "a", LONG, tokens=8),
+    Asked(0.2, "a", "third"),
+    Asked(0.3, "b", "other"),
+    Asked(0.4, "b", "leaves", leaves_after_s=0.2),
+)
+# a is asked for while b is being loaded for somebody who does not wait for it, then for another.
+ONE_LEFT = (
+    Asked(0.0, "b", LONG * 3, leaves_after_s=0.3),
+    Asked(0.04, "b", "second"),
+    Asked(0.08, "a", "first"),
+)
+
+
+def ask(server: LlamaServer, asked: Asked) -> Reply | None:
+    time.sleep(asked.at_s)
+    if not asked.leaves_after_s:
+        return server.chat(asked.model, asked.prompt, asked.tokens)
+    message = {"role": "user", "content": asked.prompt}
+    body = json.dumps({"model": asked.model, "messages": [message], "stream": True}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+    with socket.create_connection((server.host, server.port)) as connection:
+        connection.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+        time.sleep(asked.leaves_after_s)
+    return None
+
+
+def ask_all(
+    models: Path, path: Path, wanted: Sequence[Asked]
+) -> tuple[list[tuple[Request, Reply | None]], Report]:
+    """What the recorder saw of each, and its client, in the order asked."""
+    extra = ("--parallel", "2", "-fit", "off")
+    with LlamaServer.router(models, extra=extra) as server, ThreadPoolExecutor(8) as pool:
+        server.chat("a", "hello")
+        drop_cache(models / "b.gguf")
+        with recording(path, "--pid", str(server.pid)) as seen:
+            asked: list[Future[Reply | None]] = [pool.submit(ask, server, one) for one in wanted]
+            replies = [future.result() for future in asked]
+            time.sleep(0.2)
+    report = seen.report()
+    assert not report.lost
+    assert [r.model for r in report.requests] == [one.model for one in wanted]
+    return list(zip(report.requests, replies, strict=True)), report
+
+
+def check_each(found: Sequence[tuple[Request, Reply | None]]) -> None:
+    """Parts sum, nothing is left over; each prefill is what the server itself says of it."""
+    for request, reply in found:
+        assert sum(request.phase_totals().values()) == (request.end_ns or 0) - request.start_ns or (
+            sum(request.phase_totals().values()) == request.ttft_ns
+        )
+        assert request.phase_totals().get("unexplained", 0) == 0, request.phases
+        if reply is None:
+            assert (request.outcome, request.first_token_ns) == ("cancelled", None)
+            continue
+        own_ns = reply.timings["prompt_ms"] * 1e6
+        ours_ns = request.phase_totals()["prefill"]
+        assert ours_ns >= own_ns * (1 - FIGURE_ERROR) - FIGURE_NOISE_NS
+        assert ours_ns <= own_ns * (1 + FIGURE_ERROR) + HAND_OVER_NS
+
+
+def test_several_in_flight_at_a_router(models_dir: Path, tmp_path: Path) -> None:
+    found, _ = ask_all(models_dir, tmp_path / "together.ttft", TOGETHER)
+    check_each(found)
+    first, second, third, other, left = (request for request, _ in found)
+    assert not any(request.switched for request in (first, second, third))
+    assert other.switched
+    waited = "the server gave the request a slot"
+    assert [p.evidence[0].what for p in third.phases if p.phase == "queue"][-1] == waited
+    queued_until_ns = max(p.end_ns for p in other.phases if p.phase == "queue")
+    for request in (first, second, third):  # b waits until the last of them has its answer
+        assert request.first_token_ns is not None
+        assert request.first_token_ns <= queued_until_ns
+    assert {"evict", "launch", "load", "init"} <= set(other.phase_totals())
+    assert set(left.phase_totals()) == {"queue"}
+
+
+def test_a_load_goes_on_for_the_next_when_its_client_has_left(
+    models_dir: Path, tmp_path: Path
+) -> None:
+    found, _ = ask_all(models_dir, tmp_path / "left.ttft", ONE_LEFT)
+    check_each(found)
+    left, second, back = (request for request, _ in found)
+    assert "launch" in left.phase_totals()
+    assert "until then" in left.verdict.explanation
+    assert {p.phase for p in second.phases} <= {"queue", "ready_gap", "prefill", "first_decode"}
+    assert (second.switched, back.switched) == (True, True)
+    assert {"queue", "evict", "launch", "load", "init"} <= set(back.phase_totals())
+    # what was evicted to make room for another's model was not left unused
+    assert not any("without a request" in note for note in back.notes)

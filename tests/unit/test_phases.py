@@ -716,6 +716,46 @@ def test_answers_in_the_same_batch_are_not_counted_as_prompt() -> None:
     assert ("prefill", 100, 140, O) in last(scene)
 
 
+def beside_a_prompt(**facts: object) -> Scene:
+    """Another prompt is in its call, from 90 to 130; that of 100 has its own from 131 to 150."""
+    scene = Scene().process(NEW, argv=["server", "-np", "2"]).file(B_GGUF).held(NEW, B_GGUF)
+    scene.request(NEW, 80, token=133, end=300, ports=(8_080, 50_001), prompt_tokens=300)
+    scene.call(NEW, "decode", 90, 130, value=300).call(NEW, "decode", 131, 150, value=11)
+    return scene.request(NEW, 100, token=152, prompt_tokens=10, **facts)
+
+
+def test_a_free_slot_is_waited_for_while_the_call_for_another_goes_on() -> None:
+    scene = beside_a_prompt().log(NEW, "slot_start", 91).log(NEW, "slot_start", 130.5)
+    assert last(scene)[:2] == [("queue", 100, 130.5, O), ("prefill", 130.5, 150, O)]
+
+
+def test_a_slot_line_that_comes_late_is_dated_before_its_call() -> None:
+    """llama-server writes its log in a thread of its own."""
+    scene = beside_a_prompt().log(NEW, "slot_start", 91).log(NEW, "slot_start", 140)
+    assert last(scene)[:2] == [("queue", 100, 131, O), ("prefill", 131, 150, O)]
+
+
+def test_without_the_log_the_call_under_way_for_others_is_a_queue() -> None:
+    assert last(beside_a_prompt())[:2] == [("queue", 100, 130, O), ("prefill", 130, 150, O)]
+
+
+def test_by_the_servers_own_figure_a_prompt_began_after_others() -> None:
+    """Two calls of others: by its figure the prompt took 10 ms of what came since."""
+    scene = Scene().process(NEW).file(B_GGUF).held(NEW, B_GGUF)
+    scene.request(NEW, 80, token=600, end=700, ports=(8_080, 50_001), prompt_tokens=600)
+    scene.call(NEW, "decode", 101, 130, value=300).call(NEW, "decode", 130, 159, value=300)
+    scene.call(NEW, "decode", 160, 170, value=10)
+    scene.request(NEW, 100, token=172, prompt_tokens=610, timings={"prompt_ms": 10})
+    assert last(scene)[:2] == [("queue", 100, 160, I), ("prefill", 160, 170, O)]
+
+
+def test_a_figure_that_leaves_time_in_which_nobody_computed_is_no_queue() -> None:
+    scene = Scene().process(NEW).file(B_GGUF).held(NEW, B_GGUF)
+    scene.call(NEW, "decode", 160, 170, value=10)
+    scene.request(NEW, 100, token=172, prompt_tokens=10, timings={"prompt_ms": 10})
+    assert last(scene)[0] == ("prefill", 100, 170, O)
+
+
 def full_cache(scene: Scene, at: float, **counts: float) -> Scene:
     fact = {"tgid": NEW, "running": 1, "waiting": 1} | counts
     return scene.fact("engine_load", ns(at), fact)
@@ -806,8 +846,49 @@ def test_a_switch_for_one_model_is_not_for_who_asked_for_another() -> None:
 def test_a_client_that_hangs_up_in_the_load() -> None:
     scene = launched(ended(two_models()))
     request = scene.request(FRONT, 100, end=300, outcome="cancelled").only_request()
-    check(request, ("unexplained", 100, 300, I))
+    check(request, *BEFORE_LOAD, ("load", 200, 300, O))
     assert (request.outcome, request.ttft_ns) == ("cancelled", None)
+    assert "200 ms until then, 100 ms went into loading" in request.verdict.explanation
+    assert request.switched
+
+
+@pytest.mark.parametrize(
+    ("left", "phase", "since"),
+    [(180, "launch", 163), (520, "init", 500), (565, "ready_gap", 560)],
+)
+def test_who_hangs_up_before_the_front_passed_him_on_waited_for_what_was_under_way(
+    left: float, phase: str, since: float
+) -> None:
+    scene = launched(ended(two_models())).log(NEW, "model_loaded", 560)
+    request = scene.request(FRONT, 100, end=left, outcome="cancelled").only_request()
+    assert parts(request.phases)[-1] == (phase, since, left, I)
+    assert "unexplained" not in request.phase_totals()
+
+
+def test_after_one_who_hung_up_before_he_was_passed_on() -> None:
+    """The front goes on with the load; who comes next waits for the same."""
+    scene = launched(ended(two_models())).log(NEW, "model_loaded", 560)
+    scene.request(FRONT, 100, end=210, outcome="cancelled", model="b", ports=(8_080, 50_007))
+    request = answered(scene, front_at=150, model="b").report().requests[1]
+    check(request, ("queue", 150, 560, O), *SERVED)
+
+
+def test_who_hangs_up_while_the_front_serves_another_was_queued() -> None:
+    scene = router_switch()
+    scene.request(FRONT, 110, end=400, outcome="cancelled", model="a", ports=(8_080, 50_007))
+    left = scene.report().requests[1]
+    check(left, ("queue", 110, 400, I))
+
+
+def test_requests_that_the_old_model_took_before_it_had_to_go() -> None:
+    """Who came later, but for the model that was there, is answered first."""
+    scene = two_models().connected(FRONT, 110, local=40_009, remote=9_000)
+    scene.request(FRONT, 110, token=120, end=140, ports=(8_080, 50_007), model="a")
+    scene.request(OLD, 112, token=119, end=139, ports=(9_000, 40_009), model="a")
+    scene.signalled(OLD, 143).exited(OLD, 150, gone=160)
+    request = started(scene).report().requests[0]
+    check(request, ("queue", 100, 140, O), ("queue", 140, 143, I), ("evict", 143, 163, O), *STARTED)
+    assert "taken before it" in request.phases[0].evidence[0].what
 
 
 def test_a_client_that_hangs_up_in_the_backlog_tells_what_it_waited_for() -> None:

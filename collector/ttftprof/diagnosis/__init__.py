@@ -77,7 +77,7 @@ _UNANSWERED = {
 def judge(facts: Facts, baseline: Request | None) -> Verdict:
     """The verdict. `baseline`: a resident request of the same server, if the recording has one."""
     if not facts.answered:
-        return Verdict("unknown", None, None, "low", _UNANSWERED.get(facts.outcome, ""))
+        return Verdict("unknown", None, None, "low", _without_answer(facts))
     if facts.ttft_ns <= 0 or not facts.table:
         return Verdict("unknown", None, None, "low", "Nothing of this request's wait was seen.")
     phase = first_that_grew(facts.phases, baseline) or _dominant_phase(facts)
@@ -109,6 +109,21 @@ def judge(facts: Facts, baseline: Request | None) -> Verdict:
         ),
         storage=next((found.storage for found in findings if found.storage), None),
     )
+
+
+def _without_answer(facts: Facts) -> str:
+    """Why there is no first token, and what the wait until then was for."""
+    says = _UNANSWERED.get(facts.outcome, "")
+    waited = {p.phase: 0 for p in facts.phases if p.phase != "unexplained"}
+    for phase in facts.phases:
+        if phase.phase in waited:
+            waited[phase.phase] += phase.duration_ns
+    if not waited:
+        return says
+    most = max(waited, key=lambda p: waited[p])
+    total = sum(p.duration_ns for p in facts.phases)
+    words = _words_of(facts, most)
+    return f"{says} Of {seconds(total)} until then, {seconds(waited[most])} went into {words}."
 
 
 def _dominant_phase(facts: Facts) -> str:

@@ -18,7 +18,7 @@ from ttftprof.model import Evidence, Phase
 from ttftprof.phases.edges import INFERRED, OBSERVED, Cutter, Edge
 from ttftprof.phases.naps import Woken, with_naps
 from ttftprof.phases.python_edges import prepared_until
-from ttftprof.phases.queues import blocked_until, holder
+from ttftprof.phases.queues import blocked_until, holder, never_reached
 from ttftprof.phases.room import evicted, first_act, frees, was_serving
 from ttftprof.phases.served import Served, requests_of, worker_of
 from ttftprof.phases.starts import Started, starts_of
@@ -51,12 +51,16 @@ def critical_processes(
     front, server = served.front.tgid, start.process.tgid if start else served.server
     busy = {
         "evict": _who_makes_room(timeline, served, start) or front,
-        "queue": holder(served, everyone, front),
         "ready_gap": front,
         "unexplained": server,
     }
     launching = start.who_launches if start else lambda _phase: None
-    return [launching(phase) or busy.get(phase.phase, server) for phase in phases]
+    return [
+        holder(timeline, phase, served, everyone, front)
+        if phase.phase == "queue"
+        else launching(phase) or busy.get(phase.phase, server)
+        for phase in phases
+    ]
 
 
 def _who_makes_room(timeline: Timeline, served: Served, start: StartUp | None) -> int | None:
@@ -76,12 +80,16 @@ def partition(timeline: Timeline, served: Served, everyone: Sequence[Served]) ->
     cutter = Cutter(front.start_ns, max(end_ns, front.start_ns))
     start = start_up(timeline, served)
     answered = front.first_token_ns is not None
-    if answered or _was_served(timeline, served):
+    if served.cut_off and start is not None:
+        _until_cut_off(timeline, served, start, everyone, cutter)
+    elif answered or _was_served(timeline, served):
         switched = start is not None and _switched(start, served)
         if switched and start is not None:
             _before_ready(timeline, served, start, everyone, cutter)
         until_work(timeline, served, start, everyone, cutter, switched)
         work(timeline, served, start, cutter, answered, switched)
+    else:
+        cutter.until("queue", never_reached(served, everyone))
     cutter.rest("unexplained", INFERRED, Evidence("analysis", "nothing observed says what it was"))
     return tuple(cutter.phases)
 
@@ -94,13 +102,27 @@ def _was_served(timeline: Timeline, served: Served) -> bool:
 def _switched(start: StartUp, served: Served) -> bool:
     """Whether the server was still starting up or loading when the request arrived."""
     ready = start.ready or start.load_end
-    return ready is not None and ready.ns > served.front.start_ns
+    return served.cut_off or (ready is not None and ready.ns > served.front.start_ns)
 
 
 def is_switch(timeline: Timeline, served: Served) -> bool:
     """Whether this request had to wait for its model to be loaded."""
     start = start_up(timeline, served)
     return start is not None and _switched(start, served)
+
+
+def _until_cut_off(
+    timeline: Timeline,
+    served: Served,
+    start: StartUp,
+    everyone: Sequence[Served],
+    cutter: Cutter,
+) -> None:
+    """As far as the server got by the time the client left: the next phase was under way."""
+    _before_ready(timeline, served, start, everyone, cutter)
+    reached = [("ready_gap", start.ready), ("init", start.load_end), ("load", start.load_begin)]
+    here = next((phase for phase, edge in reached if edge and edge.ns <= cutter.at_ns), "launch")
+    cutter.rest(here, INFERRED, Evidence("sockets", "the client left while this went on"))
 
 
 def _before_ready(
@@ -174,7 +196,7 @@ def _evict(
             cutter.until("unexplained", start.began, INFERRED)
         return
     first = first_act(timeline, served.front.start_ns, old)
-    blocked = blocked_until(served, everyone, first.ns if first else start.began.ns)
+    blocked = blocked_until(served, everyone, first.ns if first else start.began.ns, old.tgid)
     cutter.until("queue", blocked)
     cutter.until("queue", first, INFERRED)
     cutter.until("evict", start.began)

@@ -4,36 +4,60 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ttftprof.model import Evidence
+from ttftprof.model import Evidence, Phase
 from ttftprof.phases.edges import INFERRED, OBSERVED, Edge
 from ttftprof.phases.served import TOGETHER_NS, Served
 from ttftprof.sources.http import BEGAN_BEFORE
-from ttftprof.timeline import FOREVER, EngineLoad, Exchange, Timeline
+from ttftprof.timeline import FOREVER, Call, EngineLoad, Exchange, Timeline
 
 # A blocker's last byte and the next act may be stamped in either order by two threads.
 SLACK_NS = 2_000_000
 
 
-def blocked_until(served: Served, everyone: Sequence[Served], limit_ns: int) -> Edge | None:
-    """The end of the last earlier request that was still being answered when this one came, if it
-    ended before `limit_ns`."""
+def blocked_until(
+    served: Served, everyone: Sequence[Served], limit_ns: int, old: int | None = None
+) -> Edge | None:
+    """The end of the last request that was answered before this one's turn came, if it ended before
+    `limit_ns`: one that was there already, or one that `old`, who had to make room, still had."""
     front = served.front
     blockers = [
         o.front
         for o in everyone
         if o is not served
-        and o.front.start_ns <= front.start_ns < (o.front.end_ns or FOREVER)
-        and (o.front.end_ns or FOREVER) <= limit_ns + SLACK_NS
+        and o.front.start_ns < limit_ns
+        and (o.front.start_ns <= front.start_ns or o.server == old)
+        and front.start_ns < (o.front.end_ns or FOREVER) <= limit_ns + SLACK_NS
         and not _waited_alike(o.front, front)
     ]
     if not blockers:
         return None
     last = max(blockers, key=lambda b: b.end_ns or 0)
+    which = "an earlier request" if last.start_ns <= front.start_ns else "a request taken before it"
     return Edge(
         min(last.end_ns or limit_ns, limit_ns),
         OBSERVED,
-        Evidence("sockets", f"an earlier request (for {last.model}) was being answered"),
+        Evidence("sockets", f"{which} (for {last.model}) was being answered"),
     )
+
+
+def never_reached(served: Served, everyone: Sequence[Served]) -> Edge | None:
+    """Of a request that its front passed to nobody and that ended without a token: how long an
+    earlier one was in that front's hands."""
+    front = served.front
+    if served.back is not None or served.worker is not None or front.first_token_ns is not None:
+        return None
+    ahead = [
+        o.front
+        for o in everyone
+        if o.front.tgid == front.tgid
+        and o.server != front.tgid
+        and o.front.start_ns < front.start_ns < (o.front.end_ns or FOREVER)
+    ]
+    if not ahead:
+        return None
+    last = max(ahead, key=lambda a: a.end_ns or FOREVER)
+    found = Evidence("sockets", f"an earlier request (for {last.model}) was being answered")
+    return Edge(last.end_ns or FOREVER, INFERRED, found)
 
 
 def _waited_alike(other: Exchange, mine: Exchange) -> bool:
@@ -41,15 +65,38 @@ def _waited_alike(other: Exchange, mine: Exchange) -> bool:
     return other.model == mine.model and other.first_token_ns is None
 
 
-def holder(served: Served, everyone: Sequence[Served], otherwise: int) -> int:
-    """The server of the request that this one waits behind."""
-    ahead = [
-        o
+def holder(
+    timeline: Timeline,
+    phase: Phase,
+    served: Served,
+    everyone: Sequence[Served],
+    otherwise: int,
+) -> int:
+    """The process that holds up a part of a queue: once its server has the request, that one;
+    before, the server of another request in flight, of several the one that lived most of it."""
+    if served.last_hop is not served.front and phase.start_ns >= served.received_ns:
+        return served.server
+    others = {
+        o.server
         for o in everyone
         if o is not served
-        and o.front.start_ns <= served.front.start_ns < (o.front.end_ns or FOREVER)
-    ]
-    return ahead[-1].server if ahead else otherwise
+        and o.front.start_ns < phase.end_ns
+        and phase.start_ns < (o.front.end_ns or FOREVER)
+    }
+    lived = {tgid: _lived_ns(timeline, tgid, phase) for tgid in others}
+    longest = max(lived.values(), default=0)
+    if not longest:
+        return otherwise
+    fitting = sorted(tgid for tgid, ns in lived.items() if ns == longest)
+    return served.server if served.server in fitting else fitting[-1]
+
+
+def _lived_ns(timeline: Timeline, tgid: int, phase: Phase) -> int:
+    """How much of a phase a process was there for."""
+    life = timeline.process_at(tgid, phase.end_ns)
+    if life is None:
+        return 0
+    return min(life.gone_ns, phase.end_ns) - max(life.start_ns, phase.start_ns)
 
 
 def inside_server(timeline: Timeline, served: Served) -> Edge | None:
@@ -62,7 +109,7 @@ def inside_server(timeline: Timeline, served: Served) -> Edge | None:
 
 
 def _slot_wait(timeline: Timeline, served: Served) -> Edge | None:
-    """Waiting for a slot that another request holds."""
+    """Waiting for a slot that another request holds, or for the call that computes for another."""
     mine = served.last_hop
     first_token = mine.first_token_ns or served.last_ns
     beside = [
@@ -75,16 +122,49 @@ def _slot_wait(timeline: Timeline, served: Served) -> Edge | None:
         and mine.start_ns < (e.end_ns or FOREVER)
     ]
     ahead = [e for e in beside if (e.end_ns or FOREVER) <= first_token]
-    if not ahead:
+    busy = _call_under_way(timeline, served.server, mine.start_ns)
+    if not ahead and busy is None and all(e.start_ns > mine.start_ns for e in beside):
         return None
     given_ns = _slot_given_ns(timeline, mine)
+    if given_ns is not None and given_ns - mine.start_ns <= SLACK_NS:
+        return None
     if given_ns is not None:
+        call = _call_under_way(timeline, served.server, given_ns)
+        if call is not None and call.start_ns > mine.start_ns:
+            given_ns = call.start_ns  # slots are given between calls; the line came late
         return Edge(given_ns, OBSERVED, Evidence("log", "the server gave the request a slot"))
     slots = timeline.slots_of(served.server)
-    if slots is not None and len(beside) < slots:
+    if ahead and (slots is None or len(beside) >= slots):
+        end = max(e.end_ns or 0 for e in ahead)
+        answered = Evidence("sockets", "the request ahead in this server was answered")
+        return Edge(end, INFERRED, answered)
+    if busy is None or busy.end_ns > first_token:
         return None
-    end = max(e.end_ns or 0 for e in ahead)
-    return Edge(end, INFERRED, Evidence("sockets", "the request ahead in this server was answered"))
+    computed = Evidence("call", "the call that was under way for others returned", busy.tid, "tid")
+    return Edge(busy.end_ns, OBSERVED, computed)
+
+
+def _call_under_way(timeline: Timeline, tgid: int, ns: int) -> Call | None:
+    """The decode or encode of a process that a moment falls into."""
+    calls = [
+        c
+        for name in ("decode", "encode")
+        for c in timeline.calls_of(tgid, name, 0, ns)[-1:]
+        if c.start_ns < ns < c.end_ns
+    ]
+    return max(calls, key=lambda c: c.end_ns, default=None)
+
+
+def others_computed_until(timeline: Timeline, served: Served, since_ns: int, own_ns: int) -> bool:
+    """Whether, before a server began on this prompt by its own figure, it computed for others: more
+    than half of the time since."""
+    spans = [
+        (max(c.start_ns, since_ns), min(c.end_ns, own_ns))
+        for name in ("decode", "encode")
+        for c in timeline.calls_of(served.server, name, 0, own_ns)
+        if c.end_ns > since_ns
+    ]
+    return 2 * sum(end - begin for begin, end in spans) > own_ns - since_ns
 
 
 def _slot_given_ns(timeline: Timeline, mine: Exchange) -> int | None:

@@ -23,13 +23,15 @@ class Served:
     """A client's request, the last one it was passed on as (None if nobody passed it on), and the
     process that computed if no request was seen to reach it.
 
-    `alone`: nothing shows who computed it.
+    `alone`: nothing shows who computed it. `cut_off`: the client left before the front passed it
+    on to `worker`, which it had begun to start for it.
     """
 
     front: Exchange
     back: Exchange | None
     worker: int | None = None
     alone: bool = False
+    cut_off: bool = False
 
     @property
     def last_hop(self) -> Exchange:
@@ -66,7 +68,16 @@ def requests_of(timeline: Timeline) -> list[Served]:
                 taken.add(id(hop))
                 back = hop
         found.append(_with_worker(timeline, front, back, candidates))
-    return found
+    return [_own(served, found) for served in found]
+
+
+def _own(served: Served, everyone: Sequence[Served]) -> Served:
+    """Without the process that was started for a request that came before."""
+    if served.cut_off and any(
+        o.server == served.worker and o.front.start_ns < served.front.start_ns for o in everyone
+    ):
+        return Served(served.front, None, alone=True)
+    return served
 
 
 def _behind(timeline: Timeline, front: Exchange, backs: Sequence[Exchange]) -> Exchange | None:
@@ -127,6 +138,9 @@ def _with_worker(
     served = [c for c in own or alive if c.gone_ns >= until]
     if served and front.first_token_ns is not None:
         return Served(front, back, max(served, key=lambda c: _began_ns(timeline, c, until)).tgid)
+    begun = [c for c in own if front.start_ns <= c.start_ns]
+    if begun and back is None and front.first_token_ns is None:
+        return Served(front, back, min(begun, key=lambda c: c.start_ns).tgid, cut_off=True)
     return Served(front, back, alone=back is None and not _says_itself(front))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 import numpy as np
 
@@ -152,7 +152,8 @@ def start_up_of(
             OBSERVED,
             Evidence("process", f"pid {first.tgid} was executed", first.tgid, "pid"),
         )
-    ready = _ready(timeline, process, load_end or load_begin or began, before_ns)
+    family = _family(timeline, process, launchers, front)
+    ready = _ready(timeline, family, load_end or load_begin or began, before_ns)
     if in_hand_ns is not None and load_end is not None:
         ready = began_to_run(timeline, process, load_end.ns, before_ns) or ready
     return StartUp(process, began, load_begin, load_end, ready, shards, launchers)
@@ -303,6 +304,10 @@ def _load_before_recording(timeline: Timeline, process: Process, before_ns: int)
     )
 
 
+# What a server says when it goes on to something else, though pages of weights may come yet.
+_AFTER_LOAD = ("context_begin", "warmup", "graphs_begin")
+
+
 def _load_edges_by_files(
     timeline: Timeline, process: Process, shards: Sequence[FileFacts], before_ns: int
 ) -> tuple[Edge | None, Edge | None]:
@@ -318,7 +323,13 @@ def _load_edges_by_files(
     if told:
         said = Evidence("log", "the server said that the weights are loaded")
         return begin, Edge(told[-1], OBSERVED, said)
-    return begin, _last_touch(timeline, process, shards, begin.ns, before_ns)
+    after = [
+        m.ns
+        for name in _AFTER_LOAD
+        for m in timeline.marks_of(process.tgid, name)
+        if m.ns > begin.ns
+    ]
+    return begin, _last_touch(timeline, process, shards, begin.ns, min([before_ns, *after]))
 
 
 def _first_touch(
@@ -397,19 +408,43 @@ def _answers_of(timeline: Timeline, tgid: int) -> tuple[Ints, Ints]:
     return first_text_ns, np.array([taken_ns(timeline, e) for e in answered], np.int64)
 
 
-def _ready(timeline: Timeline, process: Process, after: Edge | None, before_ns: int) -> Edge | None:
-    """When the process became able to serve after `after`, best fact first; None if it was able
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """A process and those that share its start: by pid, it first. `above`: all it descends from."""
+
+    process: Process
+    tgids: tuple[int, ...]
+    above: tuple[int, ...]
+
+
+def _family(
+    timeline: Timeline, process: Process, launchers: Sequence[Process], front: int | None
+) -> _Family:
+    """Of one engine, one process may compute and another serve: an API server above its core. A
+    router that was there before and starts servers of its own kind is no part of their start."""
+    above = tuple(ancestors(timeline, process))
+    if launchers or process.execs:
+        own = [launcher.tgid for launcher in reversed(launchers)]
+    else:
+        engine = timeline.engine_of(process.tgid)
+        near = takewhile(lambda tgid: tgid != front, above)
+        own = [tgid for tgid in near if engine is not None and timeline.engine_of(tgid) is engine]
+    return _Family(process, (process.tgid, *own), above)
+
+
+def _ready(timeline: Timeline, family: _Family, after: Edge | None, before_ns: int) -> Edge | None:
+    """When a process became able to serve after `after`, best fact first; None if it was able
     before recording began."""
     if after is None:
         return None
     ways = (_said_ready, _last_empty_run, _began_to_listen, _passed_a_check)
-    found = (way(timeline, process, after.ns, before_ns) for way in ways)
+    found = (way(timeline, family, after.ns, before_ns) for way in ways)
     return next((edge for edge in found if edge is not None), None)
 
 
-def _said_ready(timeline: Timeline, process: Process, after_ns: int, before_ns: int) -> Edge | None:
+def _said_ready(timeline: Timeline, family: _Family, after_ns: int, before_ns: int) -> Edge | None:
     """By its own log line, or that of the process in front of it that shares its start."""
-    for tgid, name in _who_may_say_it(timeline, process):
+    for tgid, name in _who_may_say_it(family):
         for mark in timeline.marks_of(tgid, name):
             if after_ns <= mark.ns <= before_ns:
                 said = Evidence("log", "the server said that the model is loaded")
@@ -417,24 +452,18 @@ def _said_ready(timeline: Timeline, process: Process, after_ns: int, before_ns: 
     return None
 
 
-def _who_may_say_it(timeline: Timeline, process: Process) -> Iterator[tuple[int, str]]:
+def _who_may_say_it(family: _Family) -> Iterator[tuple[int, str]]:
     """In order: of one engine, whose server may listen before it is able, first what that says."""
-    yield from ((tgid, "model_loaded") for tgid in _same_engine(timeline, process))
-    yield process.tgid, "serving"
-    yield from ((parent, "serving") for parent in ancestors(timeline, process))
-
-
-def _same_engine(timeline: Timeline, process: Process) -> list[int]:
-    """A process and those of its ancestors that are of the same engine: one of them serves."""
-    engine = timeline.engine_of(process.tgid)
-    parents = ancestors(timeline, process) if engine is not None else ()
-    return [process.tgid, *(tgid for tgid in parents if timeline.engine_of(tgid) is engine)]
+    yield from ((tgid, "model_loaded") for tgid in family.tgids)
+    yield family.process.tgid, "serving"
+    yield from ((parent, "serving") for parent in family.above)
 
 
 def _last_empty_run(
-    timeline: Timeline, process: Process, after_ns: int, before_ns: int
+    timeline: Timeline, family: _Family, after_ns: int, before_ns: int
 ) -> Edge | None:
     """Contexts are made and run empty. Once a request was taken, a decode is somebody's answer."""
+    process = family.process
     first_ns = first_answered_ns(timeline, process, after_ns)
     begun_by = {"context_init": before_ns, "decode": first_ns, "encode": first_ns}
     calls = [
@@ -451,27 +480,26 @@ def _last_empty_run(
 
 
 def _began_to_listen(
-    timeline: Timeline, process: Process, after_ns: int, before_ns: int
+    timeline: Timeline, family: _Family, after_ns: int, before_ns: int
 ) -> Edge | None:
     listens = timeline.of_kind(Kind.LISTEN)
-    own = np.isin(listens["tgid"], _same_engine(timeline, process))
+    own = np.isin(listens["tgid"], family.tgids)
     mine = listens[own & (listens["start_ns"] <= before_ns)]
     late = mine["start_ns"][mine["start_ns"] >= after_ns]
     if not len(late):
         return None
-    looks = _looks(timeline, process, int(late[-1]), before_ns)
+    looks = _looks(timeline, family, int(late[-1]), before_ns)
     if any(look.status != 200 for look in looks):
         return None  # it listened before it was able to serve
     return Edge(int(late[-1]), OBSERVED, Evidence("sockets", "it began to listen"))
 
 
-def _looks(timeline: Timeline, process: Process, after_ns: int, before_ns: int) -> list[Exchange]:
+def _looks(timeline: Timeline, family: _Family, after_ns: int, before_ns: int) -> list[Exchange]:
     """The looks of others at a server that were answered in an interval."""
-    own = _same_engine(timeline, process)
     return [
         e
         for e in timeline.derived(_other_questions, None)
-        if e.tgid in own and e.headers_ns and after_ns <= e.headers_ns <= before_ns
+        if e.tgid in family.tgids and e.headers_ns and after_ns <= e.headers_ns <= before_ns
     ]
 
 
@@ -481,11 +509,11 @@ def _other_questions(timeline: Timeline, _: None) -> list[Exchange]:
 
 
 def _passed_a_check(
-    timeline: Timeline, process: Process, after_ns: int, before_ns: int
+    timeline: Timeline, family: _Family, after_ns: int, before_ns: int
 ) -> Edge | None:
     """A look at it that it passed; it was able to before, from when it had nothing more to do."""
-    looks = _looks(timeline, process, after_ns, before_ns)
-    asked_by_itself = _ports_of(timeline, _same_engine(timeline, process))
+    looks = _looks(timeline, family, after_ns, before_ns)
+    asked_by_itself = _ports_of(timeline, family.tgids)
     passed = next(
         (e for e in looks if e.status == 200 and e.remote_port not in asked_by_itself), None
     )
@@ -493,7 +521,7 @@ def _passed_a_check(
         return None
     refused = [e.headers_ns for e in looks if e.status != 200 and e.start_ns < passed.start_ns]
     idle_ns = _idle_since_ns(
-        timeline, process, max([after_ns, *(r for r in refused if r)]), passed.start_ns
+        timeline, family.process, max([after_ns, *(r for r in refused if r)]), passed.start_ns
     )
     if idle_ns is not None:
         at_rest = "it had nothing more to do until the first health check, which it passed"

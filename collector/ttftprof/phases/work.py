@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ttftprof.activities import process_activities
 from ttftprof.model import Evidence
 from ttftprof.phases.edges import INFERRED, OBSERVED, Cutter, Edge
-from ttftprof.phases.queues import blocked_until, inside_server
+from ttftprof.phases.queues import blocked_until, inside_server, others_computed_until
 from ttftprof.phases.served import Served
 from ttftprof.phases.startup import StartUp, accepted_ns, first_prompt_call
 from ttftprof.timeline import FOREVER, Call, Exchange, Timeline
@@ -71,6 +71,7 @@ def work(
     prefilled = _prefill_end(timeline, served, cutter.at_ns)
     if prefilled is None and switched and served.worker and start and start.ready is None:
         return  # neither when the server was able to serve nor what it then did was seen
+    cutter.until("queue", _began_late(timeline, served, prefilled, cutter.at_ns))
     cutter.until("prefill", prefilled)
     if not answered:
         return
@@ -114,6 +115,21 @@ def _prefill_end(timeline: Timeline, served: Served, begin_ns: int) -> Edge | No
         return None
     figure = Evidence(source, "the server's own figure for the prompt", prompt_ms, "ms")
     return Edge(begin_ns + round(prompt_ms * 1e6), INFERRED, figure)
+
+
+def _began_late(
+    timeline: Timeline, served: Served, prefilled: Edge | None, since_ns: int
+) -> Edge | None:
+    """When the server began on this prompt, if it computed for others before: a request has its
+    slot while the call for another goes on. By its own figure, back from the prompt's last call."""
+    prompt_ms = served.last_hop.timings.get("prompt_ms")
+    if not prompt_ms or prefilled is None or prefilled.evidence.source != "call":
+        return None
+    own_ns = prefilled.ns - round(prompt_ms * 1e6)
+    if not others_computed_until(timeline, served, since_ns, own_ns):
+        return None
+    figure = Evidence("response", "by the server's own figure it began later", prompt_ms, "ms")
+    return Edge(own_ns, INFERRED, figure)
 
 
 _LOGGED_WITHIN_NS = 100_000_000  # of an answer's end
