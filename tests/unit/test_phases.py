@@ -716,12 +716,12 @@ def test_answers_in_the_same_batch_are_not_counted_as_prompt() -> None:
     assert ("prefill", 100, 140, O) in last(scene)
 
 
-def beside_a_prompt(**facts: object) -> Scene:
+def beside_a_prompt() -> Scene:
     """Another prompt is in its call, from 90 to 130; that of 100 has its own from 131 to 150."""
     scene = Scene().process(NEW, argv=["server", "-np", "2"]).file(B_GGUF).held(NEW, B_GGUF)
     scene.request(NEW, 80, token=133, end=300, ports=(8_080, 50_001), prompt_tokens=300)
     scene.call(NEW, "decode", 90, 130, value=300).call(NEW, "decode", 131, 150, value=11)
-    return scene.request(NEW, 100, token=152, prompt_tokens=10, **facts)
+    return scene.request(NEW, 100, token=152, prompt_tokens=10)
 
 
 def test_a_free_slot_is_waited_for_while_the_call_for_another_goes_on() -> None:
