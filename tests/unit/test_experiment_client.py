@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import threading
@@ -283,6 +284,20 @@ def test_connections_are_made_at_once_and_in_time() -> None:
             sock.close()
     assert {(a.outcome, a.detail) for a in answers} == {("refused", "no connection in time")}
     assert 0.3 <= took < 16 * 0.3 / 2
+
+
+def test_the_client_goes_first_while_it_asks_and_only_then() -> None:
+    before = os.sched_getscheduler(0)
+    meanwhile: list[int] = []
+    with serving(well) as address:
+        ask([Ask("m", "w", 4)], address, QUICK, meanwhile=lambda: meanwhile.append(policy()))
+    allowed = os.geteuid() == 0
+    assert meanwhile == [os.SCHED_RR if allowed else before]
+    assert os.sched_getscheduler(0) == before
+
+
+def policy() -> int:
+    return os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK
 
 
 def test_a_name_with_several_places_is_tried_at_each(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ttftprof.experiment import digest as digests
-from ttftprof.model import Report, Request
+from ttftprof.model import Report, Request, Series
 from unit.report_samples import BEGAN_NS, MS, WEIGHTS_BYTES, cold, phases
 
 START_NS = BEGAN_NS + 10 * MS
@@ -18,7 +18,7 @@ START_NS = BEGAN_NS + 10 * MS
 def analysed(monkeypatch: pytest.MonkeyPatch) -> list[Report]:
     """What `analyse` gives next."""
     given = [cold()]
-    monkeypatch.setattr(digests, "analyse", lambda _: given[0])
+    monkeypatch.setattr(digests, "analyse", lambda *_, **__: given[0])
     return given
 
 
@@ -50,6 +50,21 @@ def test_shards_are_one_model(analysed: list[Report]) -> None:
     assert found["weights_bytes"] == 2 * WEIGHTS_BYTES
     assert found["storage_rate"] == pytest.approx(2000 / 1.5)
     assert found["storage_bytes"] == 2000
+
+
+def test_what_a_front_reads_before_it_is_asked_belongs_to_the_restart(
+    analysed: list[Report],
+) -> None:
+    """10 bytes of it before the restart, 100 between that and the request."""
+    began_ns = START_NS - 50 * MS
+    report = restart(400, start=False)
+    request = asked(report)
+    files = tuple(replace(f, bytes_from_storage=1000) for f in request.files if f.is_weights)
+    stamps = (began_ns - MS, began_ns + MS, request.start_ns + MS, request.start_ns + 90 * MS)
+    total = Series("storage_bytes", "bytes", None, stamps, (10.0, 110.0, 1110.0, 5000.0))
+    analysed[0] = replace(report, requests=(replace(request, files=files),), series=(total,))
+    assert digests.digest(Path("x"), [request.start_ns])["storage_bytes"] == 1000
+    assert digests.digest(Path("x"), [request.start_ns], began_ns)["storage_bytes"] == 1100
 
 
 def test_a_request_that_was_not_seen_is_not_made_up(analysed: list[Report]) -> None:

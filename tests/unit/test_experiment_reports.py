@@ -176,7 +176,8 @@ def test_recorded_traffic_is_played_in_every_report(
 
     made = plan(scenarios=["cold-switch", "re-switch", "resident"], runs=6)
     folder = stored(tmp_path / "x", made, waits)
-    monkeypatch.setattr(evaluation, "analyse", lambda _: replace(cold(), host={"memory_bytes": 8}))
+    traffic = replace(cold(), host={"memory_bytes": 8})
+    monkeypatch.setattr(evaluation, "analyse", lambda *_, **__: traffic)
     played = evaluate(folder, [tmp_path / "traffic.ttft"])
     one, *_ = played.policies
     assert (one.policy.name, one.requests) == ("one model at a time", 1)
@@ -197,7 +198,7 @@ def test_traffic_without_a_measured_switch_cannot_be_played(
 ) -> None:
     made = plan(scenarios=["resident"], runs=2)
     folder = stored(tmp_path / "x", made, make)
-    monkeypatch.setattr(evaluation, "analyse", lambda _: cold())
+    monkeypatch.setattr(evaluation, "analyse", lambda *_, **__: cold())
     with pytest.raises(UsageError, match="no switch was measured"):
         evaluate(folder, [tmp_path / "traffic.ttft"])
 

@@ -152,6 +152,46 @@ def test_the_cause_is_the_first_phase_that_grew_not_the_one_that_grew_most() -> 
     assert cause.sentence.startswith("slower by 905.2 ms (905.0 ms to 905.5 ms); it began")
 
 
+def test_a_load_that_the_noise_of_the_whole_hides_is_found_all_the_same() -> None:
+    """Against a resident model, whose TTFT is nothing but a prefill of any length."""
+
+    def make(slot: Slot) -> dict[str, Any]:
+        noise = random.Random(slot.run).uniform(1e9, 3e9)
+        load = 400e6 + slot.block * 1e6 if slot.scenario == "cold-switch" else 0.0
+        return result({"load": load, "prefill": noise})
+
+    made = plan(scenarios=["cold-switch", "resident"], runs=12)
+    (cause,) = find(made, kept(made, make)).causes
+    ttft = cause.metric("ttft")
+    assert ttft is not None
+    assert not ttft.beyond
+    assert (cause.direction, cause.blamed) == ("slower", "load")
+    assert "in the whole, " in cause.sentence
+
+
+def test_baselines_that_differ_in_nothing_have_no_cause() -> None:
+    """The gate and what is left beside it give no more than five alarms in a hundred together."""
+    made = plan(scenarios=["re-switch", "resident"], runs=12)
+    alarms = []
+    for seed in range(SIMULATIONS):
+        (cause,) = find(made, kept(made, drawn(measured_noise(), 3000 + seed, {}))).causes
+        alarms += [cause.sentence] if cause.direction != "same" else []
+    assert len(alarms) <= 0.05 * SIMULATIONS, alarms
+
+
+def test_a_counter_that_changed_by_nothing_worth_a_word_is_not_named() -> None:
+    def make(slot: Slot) -> dict[str, Any]:
+        more = int(slot.variant == CHANGED)
+        found = result({"prefill": 1e8 + slot.run * 1e4})
+        counters = {"major_faults": 0.6 * more, "minor_faults": 40_000 + 20 * more + slot.block}
+        found["digest"] |= {**counters, "storage_bytes": 4096 * more + slot.block}
+        return found
+
+    (change,) = find(made := plan(**AB), kept(made, make)).changes
+    assert {m.metric for m in change.metrics if m.p < 0.05} >= {"minor_faults", "storage_bytes"}
+    assert not any(m.beyond for m in change.metrics)
+
+
 def test_too_few_runs_say_so_and_how_many_are_needed() -> None:
     made = plan(**{**AB, "runs": 3})
     findings = find(made, kept(made, drawn(measured_noise(), 1, {CHANGED: {"prefill": 3.0}})))

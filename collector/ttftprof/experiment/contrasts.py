@@ -27,6 +27,9 @@ from ttftprof.model import PHASES
 # makes a slow start slow is no small part of it; what a setting changes may be.
 MATTERS_SHARE = {"cause": 0.05, "change": 0.01}
 MATTERS_NS = 1_000_000
+# Counters explain; what is less than this, or than a hundredth of the whole, explains nothing.
+COUNTER_MATTERS = {"storage_bytes": 1e6, "storage_rate": 1e6}  # of faults: one
+_GATE_SHARE = 0.8  # of alpha, for the TTFT of a cause
 PAIRED_FROM = 10  # pairs; below, signed ranks have too few outcomes to answer many questions
 
 
@@ -105,8 +108,9 @@ class _Asked:
     @property
     def is_gated(self) -> bool:
         """Of a change, TTFT and phases are asked together: a phase may change where the whole does
-        not show it. Of a cause, the phases are asked only where the TTFT is longer for sure (a
-        gate), and so cost it nothing."""
+        not show it. Of a cause, the TTFT comes first, with most of alpha: where it is longer for
+        sure, the phases are asked with all of alpha; else with what was left of it (a fallback
+        procedure), so that a load is found also where the noise of the whole hides it."""
         return self.kind == "cause" and "ttft" in self.shifts
 
     def within(self) -> dict[str, float]:
@@ -114,13 +118,16 @@ class _Asked:
         p = {name: shift.p for name, shift in self.timed.items()}
         if not self.is_gated:
             return holm(p)
-        gate = p.pop("ttft")
-        return {"ttft": gate, **{name: max(value, gate) for name, value in holm(p).items()}}
+        gate = min(p.pop("ttft") / _GATE_SHARE, 1.0)
+        return {"ttft": gate} | {
+            name: min(max(value, gate), value / (1 - _GATE_SHARE), 1.0)
+            for name, value in holm(p).items()
+        }
 
-    def questions(self, contrasts: int) -> dict[str, int]:
-        """{metric: how many questions its p-value must survive in the worst case}."""
+    def questions(self, contrasts: int) -> dict[str, float]:
+        """{metric: by how much its p-value is corrected at most, once the gate is open}."""
         phases = sum(1 for name in self.timed if name != "ttft")
-        whole = contrasts if self.is_gated else contrasts * len(self.timed)
+        whole = contrasts / _GATE_SHARE if self.is_gated else contrasts * len(self.timed)
         each = max(whole, phases)
         found = {name: whole if name == "ttft" else each for name in self.timed}
         return found | dict.fromkeys(self.counted, contrasts * len(self.counted))
@@ -194,7 +201,7 @@ def _contrast(asked: _Asked, p: Mapping[str, float], contrasts: int, alpha: floa
             base_median=median(base.values(name)),
             shift=shift,
             p=p[name],
-            beyond=p[name] <= alpha and (name in COUNTERS or abs(shift.shift.value) >= least),
+            beyond=p[name] <= alpha and abs(shift.shift.value) >= _matters(name, asked, least),
             detectable=shift.detectable(alpha / questions[name]),
         )
         for name, shift in asked.shifts.items()
@@ -214,6 +221,14 @@ def _contrast(asked: _Asked, p: Mapping[str, float], contrasts: int, alpha: floa
     )
 
 
+def _matters(name: str, asked: _Asked, least_ns: float) -> float:
+    """How much of a metric is worth naming."""
+    if name not in COUNTERS:
+        return least_ns
+    most = max(median(c.values(name)) for c in (asked.base, asked.other))
+    return max(COUNTER_MATTERS.get(name, 1.0), 0.01 * most)
+
+
 def blame(metrics: Iterable[Compared]) -> tuple[str, str | None]:
     """(direction, phase): whether it became slower or faster beyond noise, and the first phase in
     order of time that did so and makes up a good part of all that did."""
@@ -228,7 +243,7 @@ def blame(metrics: Iterable[Compared]) -> tuple[str, str | None]:
     return ("slower" if sign > 0 else "faster"), first_that_matters(grown)
 
 
-def _too_few(asked: _Asked, questions: Mapping[str, int], alpha: float) -> tuple[int, int]:
+def _too_few(asked: _Asked, questions: Mapping[str, float], alpha: float) -> tuple[int, int]:
     """(runs a side to answer whether it is slower, and to name the phase); 0 where there are
     enough."""
     if "ttft" not in asked.shifts:

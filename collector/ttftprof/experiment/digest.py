@@ -50,7 +50,7 @@ def digest(path: Path, sent_ns: Sequence[int], began_ns: int | None = None) -> d
         "phases": phases,
         "activities": middle.activity_totals(),
         "phase_activity": middle.phase_activity(),
-        "storage_bytes": sum(f.bytes_from_storage or 0 for f in files),
+        "storage_bytes": _from_storage(report, files, began_ns, end_ns),
         "storage_rate": _storage_rate(files),
         "weights_bytes": weights_bytes(files),
         "major_faults": _grown(report, "major_faults", begin_ns, end_ns),
@@ -58,6 +58,17 @@ def digest(path: Path, sent_ns: Sequence[int], began_ns: int | None = None) -> d
         "cause": middle.verdict.cause,
         "notes": list(middle.notes),
     }
+
+
+def _from_storage(
+    report: Report, files: Sequence[FileUse], began_ns: int | None, end_ns: int
+) -> int:
+    """By the files of what was waited for; since a restart, at least what all files together took:
+    a front may read of a model before anybody asks for it."""
+    by_files = sum(f.bytes_from_storage or 0 for f in files)
+    if began_ns is None:
+        return by_files
+    return max(by_files, _grown(report, "storage_bytes", began_ns, end_ns) or 0)
 
 
 def _storage_rate(files: Sequence[FileUse]) -> float | None:

@@ -282,7 +282,7 @@ def _sigma(values: Values) -> float:
     return mad if mad > 0 else float(np.std(values))
 
 
-def runs_needed(comparisons: int, alpha: float, paired: bool) -> int:
+def runs_needed(comparisons: float, alpha: float, paired: bool) -> int:
     """The fewest runs a side whose smallest p survives Holm's correction for so many questions."""
     count = 2
     while True:
