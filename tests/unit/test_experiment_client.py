@@ -174,7 +174,7 @@ LONG_HEAD = PLAIN_HEAD[:-2] + b"Content-Length: 900000000\r\n\r\n"
 WORD = b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'
 HTML = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 4\r\n\r\noops"
 STREAM_ERROR = chunk(b'data: {"error":{"message":"no"}}\n\n') + b"0\r\n\r\n"
-FLOODED = Limits(20.0, 5.0, max_bytes=2 << 20)
+FLOODED = Limits(20.0, 5.0, max_bytes=1 << 20)
 HOSTILE = [
     Hostile("gone before a word", send(), "gone"),
     Hostile("gone in mid-stream", send(HEAD, event("a")), "gone"),
