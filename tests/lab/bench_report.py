@@ -29,7 +29,7 @@ COMMANDS = (
     *(f"export --to {form}" for form in FORMATS),
     "diff",
 )
-ALL_AT_ONCE = "all but perfetto, at once"
+ALL_AT_ONCE = "all at once"
 _SMALL = 1_000
 _MANY = 2_000_000  # events of the recordings with many files or requests
 _RUN = """
@@ -51,17 +51,21 @@ began = time.monotonic()
 import re, sys
 from pathlib import Path
 from ttftprof.cli import export
-from ttftprof.reports import html, json, terminal
+from ttftprof.diff import Wait, compare, quickest, slowest
+from ttftprof.reports import diff_terminal, html, json, terminal
 report, timeline = export.read(Path(sys.argv[1]))
 with open("/dev/null", "w") as text, open("/dev/null", "wb") as raw:
     terminal.write([report], text, 100, False)
     json.write(report, text)
     html.write([report], text)
     for form in export.FORMATS:
-        if form in export.BINARY and form != "perfetto":
+        if form in export.BINARY:
             export.write_binary(form, report, timeline, raw)
-        elif form not in export.BINARY:
+        else:
             export.write_text(form, report, timeline, text)
+    comparison = compare(Wait(report, quickest(report)), Wait(report, slowest(report)))
+    diff_terminal.write([comparison], text, 100, False)
+    html.write_comparison([comparison], text)
 """
 _TAIL = """
 peak = re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())

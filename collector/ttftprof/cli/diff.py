@@ -20,6 +20,12 @@ Examples:
   ttftprof diff old.ttft new.ttft newer.ttft      two against one
   ttftprof diff run.ttft run.ttft                 of one recording, the slowest and the quickest
   ttftprof diff --base-request 3 --request 1 run.ttft run.ttft
+
+\b
+"first to grow" is the phase to look at, which need not be the one that grew most: those after
+it may have grown as its consequence. A phase grew if it took longer by a tenth of the
+base's wait, at least 20 ms, and by a fifth of all such growth. What follows in the table and
+under "also different" says why.
 """
 
 
@@ -54,9 +60,10 @@ def command(
 ) -> None:
     """Show what one wait for the first token has that another had not.
 
-    Both begin at their request's start. The first phase that grew beyond noise is named, with the
-    rule; then every difference by phase and activity, and what else was different: arguments,
-    kernel, mount options, read-ahead, context size.
+    BASE is a recording of the usual wait, each SWITCH of a longer one; the same file may be both.
+    Waits are laid over each other where their requests begin. The first phase that grew beyond
+    noise is named, with the rule; then every difference by phase and activity, and what else was
+    different: arguments, kernel, mount options, read-ahead, context size.
     """
     from ttftprof import analysis
     from ttftprof.reports import diff_terminal

@@ -45,7 +45,8 @@ Examples:
     "target",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="OUT",
-    help="The file to write; - is standard output. An existing one is replaced.",
+    help="The file to write; - is standard output. An existing one is replaced. Your umask decides "
+    "who may read it.",
 )
 @click.option(
     "--endpoint",

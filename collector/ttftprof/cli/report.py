@@ -26,11 +26,29 @@ Examples:
   ttftprof report --format json a.ttft | jq '.requests[].totals.phase'
 
 \b
-How to read it: phases (queue, evict, launch, load, init, ready_gap, prefill,
-first_decode, unexplained) split the time to the first token; activities say what the
-server's threads did meanwhile. Both add up to the TTFT exactly. "n/a" is what nothing
-observed, "~" marks a phase that is inferred, "╏" phases too short to draw, "·" in a lane of bars
-a stretch that nothing saw, and lines that begin with "!" name what the recording lacks.
+Phases split the time from a request's first byte to its first token:
+  queue         it waits behind other work
+  evict         the old model is stopped and its memory comes back
+  launch        the new server starts, up to its first touch of the weights
+  load          the weights are read, until the last is in place
+  init          contexts, compilation, KV cache, warm-up: until it can serve
+  ready_gap     it could serve, but the front has not noticed yet
+  prefill       the prompt is processed
+  first_decode  the first token is made and sent
+  unexplained   nothing observed says what this was
+
+\b
+Activities say what the server's threads did meanwhile: a storage_wait in prefill is a
+model that is mapped and read late. Phases and activities each add up to the TTFT exactly.
+
+\b
+  n/a  nothing observed it              ╏  phases too short to draw
+  ~    the phase is inferred            ·  a stretch of bars that nothing saw
+  !    what the recording lacks
+
+\b
+Pages hold paths, command lines and names of models, but no prompt and no answer. Recordings
+are readable by you alone; who may read a page or an export, your umask decides.
 """
 
 
@@ -58,7 +76,8 @@ def _schema() -> dict[str, Any]:
     "page",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="OUT",
-    help="Write one self-contained HTML file instead; an existing one is replaced.",
+    help="Write one self-contained HTML file instead, to explore and to share; an existing one is "
+    "replaced.",
 )
 @click.option("--compact", is_flag=True, help="One line a request, no details.")
 @click.option("--all", "everything", is_flag=True, help="Details of every request and every file.")

@@ -46,6 +46,11 @@ Examples:
   sudo ttftprof watch --port 8080 --format json    one JSON object a request
   sudo ttftprof watch --prometheus 9464            metrics on http://127.0.0.1:9464
   sudo ttftprof watch --keep-slow 5 slow/          record what took 5 s or longer
+
+\b
+A line has when the request ended, its model, the time to its first token, whether that was a
+switch, the phases of the wait as a bar, and the cause. `ttftprof report --help` says what the
+phases are; what --keep-slow kept is a recording as any other.
 """
 
 

@@ -3,6 +3,7 @@ for (const part of [Lanes, View, Drawing, LaneDrawing, Pointer, Hands, Told, Sea
   Object.defineProperties(Timeline.prototype, own);
 }
 
+const PRINTED_HEIGHT = 900; // a canvas cannot break between pages: it has to fit one
 const system = window.matchMedia("(prefers-color-scheme: dark)");
 const THEMES = ["auto", "light", "dark"];
 let theme = "auto";
@@ -26,8 +27,12 @@ system.addEventListener("change", () => applyTheme(false));
 window.addEventListener("beforeprint", () => {
   for (const folded of document.querySelectorAll("details")) folded.open = true;
   applyTheme(true);
+  for (const { root } of timelines) root.style.zoom = Math.min(PRINTED_HEIGHT / root.offsetHeight, 1);
 });
-window.addEventListener("afterprint", () => applyTheme(false));
+window.addEventListener("afterprint", () => {
+  for (const { root } of timelines) root.style.zoom = "";
+  applyTheme(false);
+});
 nameTheme();
 applyTheme(false);
 document.querySelectorAll(".recording").forEach((section, number) => {
