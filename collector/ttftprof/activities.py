@@ -65,7 +65,7 @@ class _Changes:
 
     ns: Ints
     running: Ints
-    waiting: dict[int, Ints]
+    waiting: dict[int, Ints]  # by what wins over running, most telling first; none that never was
 
 
 def process_activities(
@@ -181,7 +181,7 @@ def _label(
     levels = {w: np.cumsum(d[order])[last_of_stamp] for w, d in changes.waiting.items()}
     edges, keep = _clip(edges, start_ns, end_ns)
     codes = np.where(running[keep] > 0, int(Wait.RUNNABLE), -1)
-    for wait in reversed(_COUNTED):
+    for wait in reversed(levels):
         codes = np.where(levels[wait][keep] > 0, wait, codes)
     codes = np.where((codes == _COPYING) & (running[keep] > 0), _COPYING_AND_RUNNING, codes)
     gaps = np.flatnonzero(codes < 0)
@@ -240,10 +240,11 @@ def _changes(
         add(np.array([c.start_ns for c in own], np.int64), 0, inside_of, 1)
         add(np.array([c.end_ns for c in own], np.int64), 0, inside_of, -1)
     why, sign = np.concatenate(reasons), np.concatenate(signs)
+    of_reason = {wait: why == wait for wait in _COUNTED}
     return _Changes(
         np.concatenate(stamps),
         np.concatenate(running),
-        {wait: np.where(why == wait, sign, 0) for wait in _COUNTED},
+        {wait: np.where(own, sign, 0) for wait, own in of_reason.items() if own.any()},
     )
 
 

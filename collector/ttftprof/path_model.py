@@ -40,7 +40,7 @@ def fit(reads: Records) -> Fit | None:
         return None
     for name in _TIMED.names or ():
         answered[name] = reads[name][usable]
-    answered = answered[np.argsort(answered["start_ns"], kind="stable")]
+    answered = np.take(answered, np.argsort(answered["start_ns"], kind="stable"))
     alone = _alone(answered)
     rate = _burst_rate(answered) or _rate_by_size(alone)
     peak = _peak(answered)
@@ -85,7 +85,7 @@ def _alone(answered: Records) -> Records:
 
 def _burst_rate(answered: Records) -> float | None:
     """In a burst the link is the bottleneck: bytes over the gap to the answer before."""
-    by_end = answered[np.argsort(answered["end_ns"], kind="stable")]
+    by_end = np.take(answered, np.argsort(answered["end_ns"], kind="stable"))
     gap = np.diff(by_end["end_ns"]).astype(np.float64)
     apart = np.abs(np.diff(by_end["start_ns"])).astype(np.float64)
     together = by_end["start_ns"][1:] < by_end["end_ns"][:-1]

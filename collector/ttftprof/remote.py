@@ -143,7 +143,7 @@ def sequential_share(reads: Records) -> float | None:
     order = np.lexsort((reads["ino"], reads["dev"]))
     dev, ino = reads["dev"][order], reads["ino"][order]
     edges = np.flatnonzero((dev[1:] != dev[:-1]) | (ino[1:] != ino[:-1])) + 1
-    for own in (reads[of_one] for of_one in np.split(order, edges)):
+    for own in (np.take(reads, of_one) for of_one in np.split(order, edges)):
         begins = own["offset"].astype(np.int64)
         ends, first = np.unique(begins + own["asked_bytes"], return_index=True)
         at = np.minimum(np.searchsorted(ends, begins), len(ends) - 1)

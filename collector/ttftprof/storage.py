@@ -249,7 +249,7 @@ def _rates(
     By the answers to requests, if there are any; pages enter the cache when they are asked for.
     """
     if len(asked):
-        answered = asked[np.argsort(asked["end_ns"], kind="stable")]
+        answered = np.take(asked, np.argsort(asked["end_ns"], kind="stable"))
         stamps = np.concatenate([[int(asked["start_ns"].min())], answered["end_ns"]])
         total = np.concatenate([[0], np.cumsum(answered["got_bytes"])])
     else:

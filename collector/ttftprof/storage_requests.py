@@ -37,7 +37,7 @@ def of_file(timeline: Timeline, file: FileFacts, start_ns: int, end_ns: int) -> 
     own = timeline.derived(_blocks_of_one_layer, file.key)
     blocks = timeline.of_kind(Kind.BLOCK)
     first, last = np.searchsorted(own.start_ns, [start_ns, end_ns])
-    return _as_reads(blocks[own.where[first:last]])
+    return _as_reads(np.take(blocks, own.where[first:last]))
 
 
 def inodes_asked(timeline: Timeline, start_ns: int, end_ns: int) -> set[int]:

@@ -378,7 +378,7 @@ def _build(reader: Facts) -> Timeline:
     by_kind, impossible_events = _events_of(reader)
     threads, impossible_rows = _possible(reader.stream("threads"), "ns", "since_ns", "off_ns")
     damaged = impossible_events + impossible_rows
-    threads = threads[np.argsort(threads["ns"], kind="stable")]
+    threads = np.take(threads, np.argsort(threads["ns"], kind="stable"))
     start_ns = _stamp(meta.get("start_ns") or _first_stamp(by_kind))
     armed_ns = _stamp(meta.get("armed_ns") or start_ns)
     end_ns = _stamp(meta.get("end_ns") or _last_stamp(by_kind, threads, start_ns))
@@ -434,7 +434,7 @@ def _events_of(reader: Facts) -> tuple[dict[Kind, Records], int]:
     # Both sorts are stable: of one kind and stamp, they stay as they were written.
     order = np.argsort(events["start_ns"], kind="stable").astype(np.int32)
     order = order[np.argsort(events["kind"][order], kind="stable")]
-    events = events[order]
+    events = np.take(events, order)  # much faster than an index, for records
     edges = np.searchsorted(events["kind"], [*map(int, Kind), int(max(Kind)) + 1]).tolist()
     views = (events[first:end] for first, end in pairwise(edges))
     return dict(zip(Kind, views, strict=True)), impossible
@@ -458,7 +458,7 @@ def _stamp(value: Any) -> int:
 def split_by(records: Records, *fields: str) -> dict[tuple[int, ...], Records]:
     """The records by the values of some fields, each part in the order in which they came."""
     order, parts = grouped(records, *fields)
-    ordered = records[order]
+    ordered = np.take(records, order)
     return {key: ordered[part] for key, part in parts.items()}
 
 
@@ -801,7 +801,7 @@ def _whole(value: Any, at_least: int = 0) -> int | None:
 def _files(reader: Facts, looks: Ints, end_ns: int) -> dict[tuple[int, int], FileFacts]:
     """The followed files. `looks`: every moment at which the recorder read the counters."""
     rows, _ = _possible(reader.stream("files"), "ns")
-    rows = rows[np.argsort(rows["ns"], kind="stable")]
+    rows = np.take(rows, np.argsort(rows["ns"], kind="stable"))
     parts = split_by(rows, "dev", "ino")
     named: dict[tuple[int, int], list[tuple[int, dict[str, Any]]]] = {}
     for ns, told in reader.facts("file"):
