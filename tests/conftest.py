@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from lab.llama_server import BINARY
 from lab.make_model import make_models
@@ -15,6 +16,12 @@ from lab.python_servers import TRANSFORMERS, VLLM
 VM_RESULTS = Path(os.environ.get("TTFTPROF_VM_RESULTS", "nowhere"))
 SPEEDSCOPE = Path(__file__).parents[1] / ".engine/speedscope/package/dist/release"
 REQUIRED = os.environ.get("TTFTPROF_REQUIRE_KERNEL") == "1"
+
+# An example that takes long says that the machine is busy, not that the code is wrong.
+settings.register_profile(
+    "busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("busy machine")
 
 
 def unsupported(reason: str) -> NoReturn:
