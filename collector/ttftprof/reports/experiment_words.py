@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ttftprof.experiment.conditions import Condition
+from ttftprof.experiment.conditions import Condition, why_not_counted
 from ttftprof.experiment.contrasts import Contrast
 from ttftprof.experiment.evaluate import Experiment
 from ttftprof.experiment.expectations import Judged
@@ -70,10 +70,19 @@ def _left_out(experiment: Experiment) -> Iterator[str]:
         reasons = {why: n for why, n in condition.not_counted.items() if why != "warm-up"}
         made = sum(not run.warmup for run in condition.runs)
         if reasons and not condition.counted:
-            yield f"{where}: none of its {made} runs counts ({', '.join(reasons)})"
+            told = ", ".join(_with_detail(condition, why) for why in reasons)
+            yield f"{where}: none of its {made} runs counts ({told})"
         else:
             for why, count in reasons.items():
-                yield f"{where}: {count} of {made} runs left out ({why})"
+                told = _with_detail(condition, why)
+                yield f"{where}: {count} of {made} runs left out ({told})"
+
+
+def _with_detail(condition: Condition, why: str) -> str:
+    """Of a failure, what the first one rests on: details may differ where the reason does not."""
+    first = next(run for run in condition.runs if why_not_counted(run) == why)
+    detail = "" if first.as_expected or not first.established else first.raw["detail"]
+    return f"{why}; the first: {detail}" if detail else why
 
 
 def _differences(experiment: Experiment) -> Iterator[str]:
