@@ -24,13 +24,23 @@ def truth(tmp_path: Path) -> Truth:
     return truth_server(tmp_path)
 
 
-def bench(folder: Path, text: str) -> Experiment:
+class Heard(Watcher):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def bench(folder: Path, text: str, watcher: Watcher | None = None) -> Experiment:
     """Carries the plan out in this process."""
     plan = plans.from_mapping({**tomllib.loads(text)}, "a test", text)
     plan = replace(plan, record=False)
     schedule = slots_of(plan)
     with Store.create(folder / "x.bench", plan.public(), plan.digest(), schedule) as store:
-        carry_out(plan, store, Watcher())
+        carry_out(plan, store, watcher or Watcher())
     return evaluate(folder / "x.bench")
 
 
@@ -72,6 +82,7 @@ def test_a_variant_whose_server_does_not_start_costs_its_own_runs_only(
 def test_a_state_that_nobody_tells_is_left_out(truth: Truth, tmp_path: Path) -> None:
     """The server has no API for it and two models, and no run is recorded."""
     files = ", ".join(f"{name} = '{m.path}'" for name, m in truth.config.models.items())
+    heard = Heard()
     report = bench(
         tmp_path,
         truth.plan(
@@ -79,7 +90,9 @@ def test_a_state_that_nobody_tells_is_left_out(truth: Truth, tmp_path: Path) -> 
             "scenarios = ['cold-switch', 'resident', 'restart', 'unknown-model']",
             f"files = {{ {files} }}",
         ),
+        heard,
     )
+    assert any("no run of cold-switch, resident will count" in text for text in heard.said)
     assert reasons(report) == {
         "cold-switch, as given": {"model a: nobody tells, not unloaded": 1},
         "resident, as given": {"model a: nobody tells, not loaded": 1},
@@ -98,6 +111,8 @@ def test_a_prompt_that_was_to_come_from_a_cache_must_be_told_to(
         "runs = 1\nwarmups = 0\ngap_s = 0\nscenarios = ['resident']",
         rest="[workload]\nprompt_cache = 'keep'",
     ).replace("['a', 'b']", "['a']")
-    (found,) = bench(tmp_path, plan).findings.conditions
+    heard = Heard()
+    (found,) = bench(tmp_path, plan, heard).findings.conditions
+    assert not any("will count" in text for text in heard.said)  # it names no other model
     # The truth server has no such cache, and says so.
     assert list(found.not_counted) == ["prompt cache: 0 of 34 tokens, not used"]

@@ -268,6 +268,17 @@ def test_a_server_that_tells_nothing_is_not_believed_to_say_anything() -> None:
     assert found.models() == []  # it is gone now
 
 
+def test_gpu_memory_is_not_called_empty_where_a_model_stayed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with api(llama_router({"a", "b"})) as router:
+        runner = session(by_itself())
+        runner._api, runner._gpu = router, GpuMemory(FakeGpu())
+        monkeypatch.setattr(router, "unload", lambda model: model == "a")
+        (check,) = runner._empty_gpu()
+    assert (check.met, check.found) == (False, "b was not evicted")
+
+
 # -- fingerprints ---------------------------------------------------------------------------------
 
 
