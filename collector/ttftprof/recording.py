@@ -33,6 +33,7 @@ from ttftprof.caller import sudo_caller
 from ttftprof.errors import OutputError, RecordingError
 from ttftprof.events import EVENT, FILE_ROW, THREAD_ROW, Records
 from ttftprof.gpu_rows import GPU_PROCESS_ROW, GPU_ROW
+from ttftprof.sources.mounts import mount_under, mounts_of
 
 APPLICATION_ID = 0x54544654  # "TTFT"
 VERSION = 1
@@ -189,16 +190,9 @@ _UPDATE = "read it with a newer ttftprof: pip install --upgrade ttftprof"
 
 
 def filesystem_of(path: Path) -> str:
-    """File-system type under `path` by the longest mount point in /proc/self/mountinfo."""
-    best, kind = "", ""
-    target = str(path.resolve())
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        fields, _, after = line.partition(" - ")
-        point = fields.split(" ")[4].replace("\\040", " ")
-        inside = target == point or target.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):
-            best, kind = point, after.split(" ")[0]
-    return kind
+    """File-system type under `path`, "" where it cannot be told."""
+    mount = mount_under(str(path.resolve()), mounts_of(os.getpid()))
+    return mount.fstype if mount is not None else ""
 
 
 class Writer:

@@ -150,6 +150,9 @@ def test_the_page_draws_every_run_and_asks_for_nothing(experiment: Experiment) -
     points = [a for tag, a in page.tags if tag == "ellipse"]
     timed = [c for c in experiment.findings.conditions if not c.is_failure]
     assert len(points) == 2 * sum(len(c.runs) for c in timed)  # by length, and by order
+    assert re.search(
+        r"~\d+\.\d ms \(\d+\.\d ms to \d+\.\d ms\)", page.text
+    )  # p95 with its interval
     hollow = [a for a in points if "hollow" in (a["class"] or "")]
     assert len(hollow) == 2 * sum(len(c.runs) - len(c.counted) for c in timed) == 2
     for heading in ("In the order of the runs", "Where it went", "every run", "confirmed"):

@@ -54,6 +54,12 @@ def put(proc: Path, pid: int, ppid: int = 1, **files: bytes) -> Path:
     return folder
 
 
+def test_a_mount_point_may_hold_any_byte(tmp_path: Path) -> None:
+    put(tmp_path, 7, mountinfo=b"36 35 8:1 / /mnt/caf\xe9 rw - ext4 /dev/x rw\n")
+    (mount,) = mounts_of(7, tmp_path)
+    assert (mount.fstype, mount.point[:8]) == ("ext4", "/mnt/caf")
+
+
 @pytest.mark.parametrize(
     "comm", ["server", "with space", "paren) S 1 (", "((", "))", "", "tab\there", "nl\nhere"]
 )

@@ -27,7 +27,9 @@ from ttftprof.target import by_port
 _LOOK_AGAIN_S = 0.3  # whether a server that is awaited still lives
 _GONE_AGAIN_S = 0.02
 _DOWN_S = 1.0  # how long a server of ours may refuse before it counts as ended
-_LOADER_S = 2.0  # within which a server of several processes starts the one that loads
+# Within which the process that loads is started: by a server that tells of its models always, once
+# the one before has ended; by another perhaps never.
+_LOADER_S, _SURE_LOADER_S = 2.0, 20.0
 _DONE = "it ended with 0"  # how a command went that did what it was to do
 
 
@@ -154,7 +156,7 @@ class Service:
         """Kills the youngest process of the server: the one that loads, where there is one. A
         server of several processes may take its time to start that one; `before`: who was there."""
         time.sleep(after_s)
-        until = time.monotonic() + _LOADER_S
+        until = time.monotonic() + (_LOADER_S if self.api.kind == "plain" else _SURE_LOADER_S)
         while len(below := self.processes()) > 1 and before >= {p.pid for p in below}:
             if time.monotonic() > until:
                 break  # it loads in a process that was there

@@ -17,6 +17,7 @@ from markupsafe import Markup
 from ttftprof.experiment.conditions import Condition, Run, why_not_counted
 from ttftprof.experiment.contrasts import Contrast, amount
 from ttftprof.experiment.evaluate import Experiment
+from ttftprof.experiment.statistics import Summary
 from ttftprof.model import PHASES
 from ttftprof.reports import experiment_words, scale
 from ttftprof.reports.html import asset, inline_hash, template
@@ -160,11 +161,18 @@ def _cells(condition: Condition) -> list[str]:
         str(condition.left_out),
         scale.duration(round(ttft.median.value)) if ttft else scale.ABSENT,
         f"{_ns(interval.low)} to {_ns(interval.high)}" if interval else scale.ABSENT,
-        f"{'~' if ttft.p95_is_rough else ''}{_ns(ttft.p95.value)}" if ttft else scale.ABSENT,
+        _tail(ttft) if ttft else scale.ABSENT,
         scale.size(median("storage_bytes")),
         scale.rate(median("storage_rate")),
         scale.count(None if faults is None else round(faults)),
     ]
+
+
+def _tail(summary: Summary) -> str:
+    """The p95 with its interval."""
+    shown = f"{'~' if summary.p95_is_rough else ''}{_ns(summary.p95.value)}"
+    interval = summary.p95.interval
+    return f"{shown} ({_ns(interval.low)} to {_ns(interval.high)})" if interval else shown
 
 
 def _ns(ns: float) -> str:
