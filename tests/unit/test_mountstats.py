@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ttftprof.kernel.table import VARIANTS
 from ttftprof.sources import mountstats
 from ttftprof.sources.mounts import parse_mountinfo
 from ttftprof.sources.mountstats import (
@@ -94,16 +93,6 @@ def test_linux_612_reads_with_read_plus() -> None:
     assert "READ" not in v42.operations
     assert v42.read_calls["operations"] == v42.operations["READ_PLUS"]["operations"] == 256
     assert v42.bytes["server_read"] == SIZE
-
-
-@pytest.mark.parametrize(("kernel", "form"), [("6.1", ""), ("6.12", "_netfs")], ids=["6.1", "6.12"])
-def test_the_forms_of_the_smb_hooks_are_the_kernels(kernel: str, form: str) -> None:
-    """The trace format has one field for each argument of these hooks."""
-    expected = {program: n for variants in VARIANTS for program, n in variants.items()}
-    for hook, program in (("smb3_read_enter", "smb__make"), ("smb3_read_done", "smb__done")):
-        fields = fixture(f"tracefs/{kernel}/cifs/{hook}").split("\n\n")[1].strip().splitlines()
-        fields = [line for line in fields if line.lstrip().startswith("field:")]
-        assert len(fields) == expected[program + form]
 
 
 def test_a_mount_made_meanwhile_counts_whole(after: list[MountStats]) -> None:

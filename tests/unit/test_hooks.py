@@ -1,0 +1,73 @@
+"""The arguments that the probes take by their place, against the trace formats of real kernels."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ttftprof.kernel.table import PROBES, VARIANTS
+
+ROOT = Path(__file__).parents[2]
+FORMATS = sorted((ROOT / "tests/fixtures/tracefs").glob("*/*/*"))
+SIZES = {"u16": 2, "u32": 4, "int": 4, "unsigned int": 4, "u64": 8, "unsigned long": 8,
+         "long long": 8}  # fmt: skip
+# What an argument is called in the trace, where that is another word.
+FIELDS = {
+    "handle": "fid", "tree": "tid", "session": "sesid", "bytes": "len", "error": "rc",
+    "command": "cmd", "number": "mid", "request": "rreq_debug_id", "part": "rreq_debug_index",
+    "position": "offset",
+}  # fmt: skip
+PAGES = {"nfs_aop_readahead": "nr_pages", "page_cache_ra_unbounded": "nr_to_read"}
+
+
+def programs() -> dict[str, dict[str, list[tuple[str, str]]]]:
+    """{hook: {program: (type, name) of its arguments that are no pointers}}."""
+    found: dict[str, dict[str, list[tuple[str, str]]]] = {}
+    for source in sorted((ROOT / "probes").glob("*.bpf.c")):
+        text = source.read_text()
+        for hook, program, told in re.findall(
+            r"TRACEPOINT\((\w+)\)\nint BPF_PROG\((\w+), ([^)]*)\)", text
+        ):
+            arguments = [one.split() for one in told.split(",") if "*" not in one]
+            scalars = [(" ".join(words[:-1]), words[-1]) for words in arguments]
+            found.setdefault(hook, {})[program] = scalars
+    return found
+
+
+def fields_of(file: Path) -> list[tuple[str, int]]:
+    """(name, bytes) of the fields of an event, in order, without those that all events have."""
+    own = file.read_text().split("\n\n")[1]
+    return [
+        (name, int(size)) for name, size in re.findall(r"(\w+);\s+offset:\d+;\s+size:(\d+);", own)
+    ]
+
+
+@pytest.mark.parametrize("file", FORMATS, ids=lambda f: f"{f.parts[-3]}-{f.name}")
+def test_arguments_are_where_the_kernel_has_them(file: Path) -> None:
+    """A trace's fields are written in the order of the hook's arguments, with their sizes."""
+    hook, fields = file.name, fields_of(file)
+    forms = programs()[hook]
+    fitting = {p: a for p, a in forms.items() if len(forms) == 1 or len(a) == len(fields)}
+    [(program, arguments)] = fitting.items()
+    assert arguments
+    places = []
+    for kind, name in arguments:
+        called = PAGES[hook] if name == "pages" else FIELDS.get(name, name)
+        [place] = [at for at, (field, _) in enumerate(fields) if field == called]
+        assert fields[place][1] == SIZES[kind], (program, name)
+        places.append(place)
+    assert places == sorted(places)
+    if len(forms) > 1:  # the form with this number is the one that is loaded
+        [expected] = [variants[program] for variants in VARIANTS if program in variants]
+        assert expected == len(fields)
+
+
+def test_both_kernels_formats_are_there() -> None:
+    hooks = {name for probe in PROBES for name, _ in probe.needs}
+    assert {file.name for file in FORMATS} <= hooks
+    for kernel in ("6.1", "6.12"):
+        have = {file.name for file in FORMATS if file.parts[-3] == kernel}
+        assert {"smb3_read_enter", "smb3_read_done", "smb3_cmd_done", "rpc_stats_latency",
+                "nfs_aop_readahead"} <= have  # fmt: skip
