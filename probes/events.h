@@ -37,7 +37,7 @@ enum event_kind {
 	EVENT_MADVISE = 10,	/* a = length, b = address, flags = advice */
 	EVENT_FADVISE = 11,	/* a = length, b = offset, flags = advice */
 	EVENT_READ = 12,	/* a = bytes, b = offset, flags = enum read_flag */
-	EVENT_TOUCH = 13,	/* first page-cache activity on a file after 4 jiffies of none */
+	EVENT_TOUCH = 13,	/* first page-cache activity on a file after 4 jiffies of none: a = jiffies now */
 	EVENT_BLOCK = 14,	/* start = issued; a = bytes, b = sector, flags = in flight at issue; dev = disk, ino = file or 0 */
 	EVENT_LISTEN = 15,	/* a = port */
 	EVENT_CONN = 16,	/* ino = socket, a = local port << 16 | remote port (0: Unix), flags = TCP state */
@@ -48,7 +48,7 @@ enum event_kind {
 	EVENT_ACCEPT = 21,	/* the target took a connection: ino = socket, a = ports, b = the far socket (Unix) */
 	EVENT_HELD = 22,	/* mapped or open when recording began: a = size_bytes, b = cached pages, flags bit 0 = open; the recorder makes one of many and puts how often into the bits above */
 	EVENT_REMOTE = 23,	/* one read asked of a server or daemon: start = handed over, flags = enum remote_flag, a = bytes asked << 32 | got, b = offset, dev/ino = file */
-	EVENT_REMOTE_SPLIT = 24, /* of the REMOTE with its start, tid and file: duration = sent to answered, a = ns before it was sent, b = ns in all by its transport's own count, flags = times sent */
+	EVENT_REMOTE_SPLIT = 24, /* of the REMOTE with its start, tid and file: duration = sent to answered, a = ns before it was sent, b = number of the connection that carried it, plus one (0: unknown) << 48 | ns in all by its transport's own count, flags = times sent */
 	EVENT_REMOTE_STARVED = 25, /* no credit to send with: flags = enum remote_flag, a = credits left, b = requests in flight */
 	EVENT_DEVICE = 26, /* a GPU's device file: flags = enum device_flag, dev = its number or 0, a = ioctl number, b = result or -errno */
 };
@@ -123,7 +123,8 @@ struct remote_request {
 	u32 tgid;
 	u16 flags; /* enum remote_flag */
 	u16 times_sent;
-	u32 pad;
+	u16 connection;
+	u16 pad;
 };
 
 /* Where a process must run to be taken for the target's successor: the name of its

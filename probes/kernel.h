@@ -329,7 +329,12 @@ struct io_ring_ctx;
 struct bpf_perf_event_data;
 
 /* Of modules: sunrpc, nfs, fuse, netfs. */
+struct rpc_xprt {
+	unsigned int id;
+};
+
 struct rpc_rqst {
+	struct rpc_xprt *rq_xprt;
 	int rq_ntrans;
 };
 

@@ -31,6 +31,18 @@ int BPF_PROG(nfs__initiate, struct nfs_pgio_header *hdr)
 	return 0;
 }
 
+/* The connection that carried a request, by the number that the kernel gives it (5.13),
+ * plus one; 0 where it has none. */
+static __always_inline u16 carried_by(struct rpc_rqst *rqst)
+{
+	struct rpc_xprt *transport = FIELD(rqst, rq_xprt);
+
+	if (!transport || !bpf_core_field_exists(transport->id))
+		return 0;
+	u32 number = BPF_CORE_READ(transport, id);
+	return number < 0xffff ? number + 1 : 0;
+}
+
 /* Told of every RPC; only reads that are followed are in the map. Comes before the
  * read's own end. */
 TRACEPOINT(rpc_stats_latency)
@@ -48,7 +60,10 @@ int BPF_PROG(nfs__latency, struct rpc_task *task, u64 backlog, u64 rtt, u64 exec
 	r->queue_ns += backlog;
 	r->wire_ns += rtt;
 	r->execute_ns += execute;
-	r->times_sent += rqst ? FIELD(rqst, rq_ntrans) : 0;
+	if (rqst) {
+		r->times_sent += FIELD(rqst, rq_ntrans);
+		r->connection = carried_by(rqst);
+	}
 	return 0;
 }
 

@@ -90,7 +90,7 @@ static __always_inline void remote_split(struct remote_request *r)
 	e->ino = r->ino;
 	e->flags = r->times_sent;
 	e->a = r->queue_ns;
-	e->b = r->execute_ns;
+	e->b = (u64)r->connection << 48 | (r->execute_ns & ((1ULL << 48) - 1));
 	event_end(e);
 }
 

@@ -293,6 +293,7 @@ static __always_inline void file_touch(struct file_slot *f)
 		return;
 	e->dev = f->dev;
 	e->ino = f->ino;
+	e->a = now;
 	event_end(e);
 }
 

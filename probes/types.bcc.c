@@ -100,6 +100,7 @@ struct kernel_types {
 #ifdef HAS_NFS
 	struct rpc_task rpc_task;
 	struct rpc_rqst rpc_rqst;
+	struct rpc_xprt rpc_xprt;
 	struct nfs_pgio_header nfs_read;
 #endif
 #ifdef HAS_NETFS

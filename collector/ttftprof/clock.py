@@ -18,6 +18,14 @@ def now_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
 
 
+_CLOCK_MONOTONIC_COARSE = 6  # linux/time.h; Python has no name for it
+
+
+def tick_ns() -> int:
+    """How long one of the kernel's jiffies lasts, in nanoseconds."""
+    return round(time.clock_getres(_CLOCK_MONOTONIC_COARSE) * NS_PER_S)
+
+
 @dataclass(frozen=True, slots=True)
 class Offset:
     """`other clock = monotonic + offset_ns`, true within ± `error_ns`."""

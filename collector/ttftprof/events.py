@@ -109,7 +109,8 @@ REMOTE_REQUEST = np.dtype(
         ("tgid", "<u4"),
         ("flags", "<u2"),
         ("times_sent", "<u2"),
-        ("pad", "<u4"),
+        ("connection", "<u2"),
+        ("pad", "<u2"),
     ]
 )
 REMOTE_KEY_BYTES = 24  # struct remote_key of probes/remote.bpf.h
@@ -146,7 +147,7 @@ CONTROL = np.dtype(
 # What the recorder keeps of the slots, a row each time one changed: the stamp, then the fields.
 _TRANSIENT = {
     *("pad", "enter_nr", "enter_ns", "asked_what", "asked_where", "asked_offset"),
-    *("next_offset", "touch_jiffies", "run_bytes", "run_start_ns", "run_end_ns"),
+    *("next_offset", "run_bytes", "run_start_ns", "run_end_ns"),
 }
 
 
@@ -278,6 +279,8 @@ class Family(IntEnum):
 
 
 FAMILY_MASK = 0xF
+# Of REMOTE_SPLIT's `b`: above it the number of the connection plus one, below nanoseconds.
+CONNECTION_BIT = 48
 
 
 # `enum lost`, in order; the words of the reports.

@@ -241,6 +241,8 @@ class FileUse:
     (moment, bytes per second until the next moment), at most `RATES` of them. `path_model`: see
     there. `read_amplification`: bytes from storage for each that was needed, at least 1: what was
     read ahead in vain (known of read() only), and what came again after it was evicted.
+    `readahead_asks`, `readahead_bytes`: how often and for how much the kernel asked the client of
+    NFS or FUSE to read ahead, beside the `requests` that it made of it; None if it was never asked.
     """
 
     path: str
@@ -275,6 +277,8 @@ class FileUse:
     rates: tuple[tuple[int, float], ...] = ()
     path_model: PathModel | None = None
     read_amplification: float | None = None
+    readahead_asks: int | None = None
+    readahead_bytes: int | None = None
 
 
 def first_weights(files: Sequence[FileUse]) -> FileUse | None:
@@ -294,10 +298,20 @@ def file_of_load(files: Sequence[FileUse]) -> FileUse | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Connection:
+    """What one of a mount's connections to its server (nconnect) carried of a request's reads.
+    `number`: the kernel's, as in /sys/kernel/sunrpc/xprt-switches/*/xprt-NUMBER-*."""
+
+    number: int
+    requests: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class MountUse:
     """A mount with files that a request used. `requests` and their times are those of its files;
-    queue and wire are known of NFS and SMB. `link`: the narrowest on the way to its storage, with
-    its line rate: an upper bound."""
+    queue and wire are known of NFS and SMB, `connections` of NFS. `link`: the
+    narrowest on the way to its storage, with its line rate: an upper bound."""
 
     path: str
     fstype: str
@@ -310,6 +324,7 @@ class MountUse:
     retransmits: int | None
     link: str | None = None
     link_bytes_per_second: float | None = None
+    connections: tuple[Connection, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

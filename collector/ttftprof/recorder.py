@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ttftprof import __version__
-from ttftprof.clock import NS_PER_MS, NS_PER_S, measure_offset, now_ns
+from ttftprof.clock import NS_PER_MS, NS_PER_S, measure_offset, now_ns, tick_ns
 from ttftprof.connections import OwnConnections
 from ttftprof.engines.catalog import engine_named, looks_like_weights
 from ttftprof.engines.driver_calls import DRIVER_CALLS
@@ -53,6 +53,7 @@ from ttftprof.sources.mounts import (
     Mount,
     disk_of,
     is_called,
+    legible,
     mount_under,
     mounts_of,
     opened_from,
@@ -251,6 +252,7 @@ class Recorder:
                 "cpus": os.cpu_count(),
                 "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
                 "page_bytes": os.sysconf("SC_PAGE_SIZE"),
+                "tick_ns": tick_ns(),
             },
             "clock": {
                 "name": "CLOCK_MONOTONIC",
@@ -513,15 +515,15 @@ class Recorder:
         fact: dict[str, Any] = {
             "dev": key[0],
             "ino": key[1],
-            "path": path,
-            "lies_at": lies_at,
+            "path": legible(path),
+            "lies_at": legible(lies_at),
             "tgid": pid,
             "size_bytes": size_bytes,
             "device": "{}:{}".format(*dev_numbers(key[0])),
             "fstype": mount.fstype if mount else None,
-            "mount": mount.point if mount else None,
-            "source": mount.source if mount else None,
-            "options": mount.options if mount else None,
+            "mount": legible(mount.point) if mount else None,
+            "source": legible(mount.source) if mount else None,
+            "options": legible(mount.options) if mount else None,
             "read_ahead_kb": read_ahead_kb(key[0]),
             "beneath_unseen": names_itself(mount, key[0]),
         }
@@ -598,7 +600,7 @@ class Recorder:
 
     def _take_path(self, head: Any, data: bytes) -> None:
         key = (int(head["dev"]), int(head["key"]))
-        pid, path = int(head["tgid"]), _text(data)
+        pid, path = int(head["tgid"]), os.fsdecode(data)
         if not path.startswith("/"):
             path = opened_from(pid, int(head["skipped"]), path)
         known = self._known_files.get(key)

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from ttftprof.events import FAMILY_MASK, Family, Kind, Records, RemoteFlag
-from ttftprof.model import InFlight, Quantiles
+from ttftprof.events import CONNECTION_BIT, FAMILY_MASK, Family, Kind, Records, RemoteFlag
+from ttftprof.model import Connection, InFlight, Quantiles
 from ttftprof.sources.mountstats import MountStats, ShareStats, from_fact, growth
 
-# One read. `split` tells whether queue, wire, execute and sent are known.
+# One read. `split` tells whether queue, wire, execute and sent are known; `connection`: the number
+# of that which carried it, plus one; 0 if not known.
 READ = np.dtype(
     [
         ("start_ns", "<i8"),
@@ -37,6 +38,7 @@ READ = np.dtype(
         ("wire_ns", "<i8"),
         ("execute_ns", "<i8"),
         ("sent", "<i8"),
+        ("connection", "<u2"),
     ]
 )
 FAMILY_NAMES = {
@@ -76,7 +78,9 @@ def _add_splits(found: Records, splits: Records) -> None:
     places, splits = places[known], splits[known]
     found["split"][places] = True
     found["sent"][places] = splits["flags"]
-    for name, column in (("wire_ns", "duration_ns"), ("queue_ns", "a"), ("execute_ns", "b")):
+    found["connection"][places] = splits["b"] >> np.uint64(CONNECTION_BIT)
+    found["execute_ns"][places] = splits["b"] & np.uint64((1 << CONNECTION_BIT) - 1)
+    for name, column in (("wire_ns", "duration_ns"), ("queue_ns", "a")):
         # A damaged file may hold anything; a time is none of the upper half of 64 bits.
         found[name][places] = np.maximum(splits[column].astype(np.int64), 0)
 
@@ -179,6 +183,15 @@ def totals(reads: Records) -> dict[str, int | None]:
         "total_ns": int((reads["end_ns"] - reads["start_ns"]).sum()),
         "retransmits": int(np.maximum(counted["sent"] - 1, 0).sum()) if len(counted) else None,
     }
+
+
+def connections(reads: Records) -> tuple[Connection, ...]:
+    """What each connection carried of some answered reads, where that is known, by number."""
+    found = []
+    for number in np.unique(reads["connection"][reads["connection"] != 0]).tolist():
+        own = reads[reads["connection"] == number]
+        found.append(Connection(number - 1, len(own), int(own["got_bytes"].sum())))
+    return tuple(found)
 
 
 # -- the kernel's own counters --------------------------------------------------------------------

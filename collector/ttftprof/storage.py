@@ -163,6 +163,7 @@ def _file_use(span: _Span, file: FileFacts, is_weights: bool) -> FileUse:
         return file.delta(counter, since_ns, until_ns) * page if counted_leaving else None
 
     refaulted = grew("refaulted_pages")
+    asks = file.delta("readahead_asks", start_ns, end_ns) or None
 
     return FileUse(
         path=file.name_at(end_ns),
@@ -201,6 +202,8 @@ def _file_use(span: _Span, file: FileFacts, is_weights: bool) -> FileUse:
         read_amplification=_amplification(from_storage, refaulted, None if len(maps) else read)
         if counts
         else None,
+        readahead_asks=asks,
+        readahead_bytes=file.delta("readahead_pages", start_ns, end_ns) * page if asks else None,
     )
 
 
@@ -498,6 +501,7 @@ def _mount_use(timeline: Timeline, mount: str, start_ns: int, end_ns: int) -> Mo
         read_ahead_kb=facts.read_ahead_kb,
         link=facts.link,
         link_bytes_per_second=facts.line_bytes_per_second,
+        connections=remote.connections(asked),
         **totals,
     )
 

@@ -370,6 +370,8 @@ def _readahead(load: _Load) -> StorageCause | None:
     if load.weights.access == "direct" or rate * BETTER > link or needed_kib <= kib:
         return None
     at = load.mount.path if load.mount else ""
+    if load.weights.fstype == "overlay":  # whose own readahead counts for nothing
+        at = f"device {load.weights.device}, on which the layer of {at} lies"
     says = (
         f"Readahead of {kib} KiB is too small for this path:{_present_model(load)} With "
         f"{needed_kib} KiB the link would be busy all the time: {scale.rate(link)}."
@@ -402,7 +404,28 @@ def _link(load: _Load) -> StorageCause | None:
     name, line = (mount.link, mount.link_bytes_per_second) if mount else (None, None)
     if line and name:
         says += f" ({name} carries {scale.rate(line)} at most)"
+    says += "."
+    then_ns = _at_twice_the_rate(load)
+    if then_ns is not None:
+        says += (
+            f" By the model, a link of twice the rate would make it {scale.duration(then_ns)} "
+            f"instead of {scale.duration(load.spent_ns)}."
+        )
     change = (
-        "a faster disk or link, or a copy on local storage: the way it is read is not the limit"
+        "a disk or link of twice the rate, or a copy on local storage as fast: the way it is read "
+        "is not the limit"
     )
-    return StorageCause("hardware or link", f"{says}.", (Action(change, None, _measure(load)),))
+    gain_ns = load.gain_ns(then_ns)
+    return StorageCause("hardware or link", says, (Action(change, gain_ns, _measure(load)),))
+
+
+def _at_twice_the_rate(load: _Load) -> int | None:
+    """What the bytes would take over a link of twice the rate, read as they were: requests of this
+    size, so many at a time, each with the path's delay. None without the figures."""
+    model, use, link = load.model, load.weights, load.link or load.rate
+    sizes, depth = use.request_size_bytes, use.in_flight
+    if model is None or link is None or sizes is None or depth is None or load.spent_ns is None:
+        return None
+    size, at_once, delay_s = sizes.p50, depth.mean, model.latency_ns / 1e9
+    now, then = (min(r, size * at_once / (delay_s + size / r)) for r in (link, 2 * link))
+    return round(load.spent_ns * now / then)

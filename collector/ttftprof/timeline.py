@@ -399,7 +399,7 @@ def _build(reader: Facts) -> Timeline:
         marks=marks,
         engine_loads=tuple(sorted(_engine_loads(reader, marks), key=lambda load: load.ns)),
         exchanges=tuple(_exchanges(reader, by_kind, armed_ns)),
-        files=_files(reader, np.unique(threads["ns"].astype(np.int64)), end_ns),
+        files=_files(reader, by_kind, np.unique(threads["ns"].astype(np.int64)), end_ns),
         events=by_kind,
         thread_rows={tgid: rows for (tgid,), rows in split_by(threads, "tgid").items()},
         remote=remote.reads_of(by_kind),
@@ -798,8 +798,12 @@ def _whole(value: Any, at_least: int = 0) -> int | None:
 # -- files ----------------------------------------------------------------------------------------
 
 
-def _files(reader: Facts, looks: Ints, end_ns: int) -> dict[tuple[int, int], FileFacts]:
+def _files(
+    reader: Facts, by_kind: Mapping[Kind, Records], looks: Ints, end_ns: int
+) -> dict[tuple[int, int], FileFacts]:
     """The followed files. `looks`: every moment at which the recorder read the counters."""
+    touches = split_by(by_kind[Kind.TOUCH], "dev", "ino")
+    ticks = _Ticks.of(reader.meta, by_kind[Kind.TOUCH])
     rows, _ = _possible(reader.stream("files"), "ns")
     rows = np.take(rows, np.argsort(rows["ns"], kind="stable"))
     parts = split_by(rows, "dev", "ino")
@@ -809,6 +813,7 @@ def _files(reader: Facts, looks: Ints, end_ns: int) -> dict[tuple[int, int], Fil
     found: dict[tuple[int, int], FileFacts] = {}
     for dev, ino in sorted({*named, *parts}):
         own = parts.get((dev, ino), rows[:0])
+        begins = touches.get((dev, ino), by_kind[Kind.TOUCH][:0])["start_ns"].astype(np.int64)
         facts = sorted(named.get((dev, ino), []), key=itemgetter(0))
         fact = facts[-1][1] if facts else {}
         path = str(fact.get("path") or f"inode {ino}")
@@ -822,7 +827,7 @@ def _files(reader: Facts, looks: Ints, end_ns: int) -> dict[tuple[int, int], Fil
             mount=fact.get("mount"),
             options=fact.get("options"),
             read_ahead_kb=fact.get("read_ahead_kb"),
-            rows=_with_holds(own, looks, end_ns),
+            rows=_with_edges(own, looks, begins, ticks, end_ns),
             is_weights=looks_like_weights(path),
             max_request_kb=_whole(fact.get("max_request_kb")),
             line_bytes_per_second=_rate(fact.get("line_bytes_per_second")),
@@ -839,17 +844,78 @@ def _rate(value: Any) -> float | None:
     return float(value) if fits else None
 
 
-def _with_holds(rows: Records, looks: Ints, end_ns: int) -> Records:
-    """Rows are written when they change: adds the unchanged row at the last look before each
-    change and at the end, so that a counter grows between two looks and not since its last row."""
+@dataclass(frozen=True, slots=True)
+class _Ticks:
+    """When a jiffy was over: the kernel stamps a file's last activity with no better clock."""
+
+    zero_ns: int
+    tick_ns: int
+
+    @classmethod
+    def of(cls, meta: Mapping[str, Any], touches: Records) -> _Ticks | None:
+        """From records that carry both clocks; None if there are none."""
+        tick_ns = _whole((meta.get("host") or {}).get("tick_ns"), 1)
+        known = touches[touches["a"] > 0]
+        if tick_ns is None or not len(known):
+            return None
+        begins = known["start_ns"].astype(np.int64) - known["a"].astype(np.int64) * tick_ns
+        return cls(int(begins.min()), tick_ns)
+
+    def over_ns(self, jiffies: Records) -> Ints:
+        over: Ints = self.zero_ns + (jiffies.astype(np.int64) + 1) * self.tick_ns
+        return over
+
+
+def _with_edges(
+    rows: Records, looks: Ints, begins: Ints, ticks: _Ticks | None, end_ns: int
+) -> Records:
+    """Rows are written when they change, at a look. Adds the unchanged row where the change began
+    (at the first activity after a pause, in `begins`, or else at the look before), and at the end;
+    and the changed one when the last activity was over. Between rows a counter grows evenly."""
     if not len(rows):
         return rows
     stamps = rows["ns"].astype(np.int64)
     where = np.searchsorted(looks, stamps[1:], side="left") - 1
     before = np.where(where >= 0, looks[np.maximum(where, 0)], 0) if len(looks) else stamps[1:] * 0
-    held = before > stamps[:-1]
+    before = np.maximum(before, stamps[:-1])
+    began = np.where(
+        (before > stamps[:-1]) | _rests(rows[:-1], ticks), _first_after(begins, before), before
+    )
+    began = np.where(began < stamps[1:], began, before)
+    held = began > stamps[:-1]
     holds = np.concatenate([rows[:-1][held], rows[-1:]])
-    holds["ns"] = np.append(before[held], max(end_ns, int(stamps[-1])))
-    both = np.concatenate([rows, holds])
+    holds["ns"] = np.append(began[held], max(end_ns, int(stamps[-1])))
+    both = np.concatenate([rows, holds, _when_over(rows, began, ticks)])
     ordered: Records = both[np.argsort(both["ns"], kind="stable")]
     return ordered
+
+
+def _first_after(moments: Ints, after_ns: Ints) -> Ints:
+    """The first of some moments after each of others; FOREVER where none is."""
+    found: Ints = np.append(moments, FOREVER)[np.searchsorted(moments, after_ns, side="right")]
+    return found
+
+
+_PAUSE_TICKS = 4  # TOUCH_GAP_JIFFIES of probes/shared.bpf.h
+
+
+def _rests(rows: Records, ticks: _Ticks | None) -> npt.NDArray[np.bool_]:
+    """Whether a file had rested so long, by each row's look, that more activity has an event."""
+    if ticks is None:
+        return np.zeros(len(rows), bool)
+    rested_ns = ticks.over_ns(rows["touch_jiffies"]) + _PAUSE_TICKS * ticks.tick_ns
+    rested: npt.NDArray[np.bool_] = rested_ns < rows["ns"].astype(np.int64)
+    return rested
+
+
+def _when_over(rows: Records, began_ns: Ints, ticks: _Ticks | None) -> Records:
+    """Each row again, at the moment when the last activity that it counts was over."""
+    if ticks is None:
+        return rows[:0]
+    over_ns = ticks.over_ns(rows["touch_jiffies"])
+    stamps = rows["ns"].astype(np.int64)
+    earliest = np.append(rows["since_ns"][:1].astype(np.int64), np.maximum(began_ns, stamps[:-1]))
+    known = (over_ns > earliest) & (over_ns < stamps)
+    early: Records = rows[known]
+    early["ns"] = over_ns[known]
+    return early

@@ -71,6 +71,7 @@ class Scene:
         self._lost: dict[str, int] = {}
         self._sockets = 0xFFFF_8880_0000_0000
         self._file_sizes: dict[int, int] = {}
+        self._read_to: dict[int, int] = {}  # where the next read of a file goes on
         self._meta: dict[str, Any] = {
             "tool": {"name": "ttftprof", "version": "0"},
             "host": {"node": "test", "kernel": "6.18", "page_bytes": PAGE},
@@ -217,6 +218,7 @@ class Scene:
 
     def opened(self, pid: int, ino: int, at: float, cached_pages: int = 0) -> Self:
         size = self._file_sizes.get(ino, 0)
+        self._read_to[ino] = 0
         return self.event(Kind.OPEN, at, pid, dev=DEV, ino=ino, a=size, b=cached_pages)
 
     def held(self, pid: int, ino: int, cached_pages: int = 0) -> Self:
@@ -236,12 +238,21 @@ class Scene:
         return self.event(Kind.MMAP, at, pid, dev=DEV, ino=ino, a=length, b=address, flags=flags)
 
     def has_read(
-        self, pid: int, ino: int, begin: float, end: float, count: int, flags: int = 0
+        self,
+        pid: int,
+        ino: int,
+        begin: float,
+        end: float,
+        count: int,
+        flags: int = 0,
+        offset: int | None = None,
     ) -> Self:
+        """From where the last read of the file since it was opened ended, if no offset is given."""
+        offset = self._read_to.get(ino, 0) if offset is None else offset
+        self._read_to[ino] = offset + count
         lasted = round((end - begin) * MS)
-        return self.event(
-            Kind.READ, begin, pid, duration_ns=lasted, dev=DEV, ino=ino, a=count, flags=flags
-        )
+        where = {"dev": DEV, "ino": ino, "a": count, "b": offset}
+        return self.event(Kind.READ, begin, pid, duration_ns=lasted, flags=flags, **where)
 
     def block(
         self, begin: float, end: float, ino: int, size: int = 128 << 10, in_flight: int = 1

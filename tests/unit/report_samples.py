@@ -441,6 +441,8 @@ def _files(draw: st.DrawFn) -> FileUse:
         reclaimed_before_bytes=draw(_COUNTS),
         refaulted_bytes=draw(_COUNTS),
         read_amplification=draw(st.none() | st.floats(1, 1e9)),
+        readahead_asks=draw(_COUNTS),
+        readahead_bytes=draw(_COUNTS),
         read_by_others_bytes=draw(_COUNTS),
         rates=tuple(draw(st.lists(st.tuples(_NS, st.floats(0, 1e13)), max_size=3))),
         path_model=draw(st.none() | _MODELS),

@@ -156,6 +156,11 @@ CASES: list[tuple[Kind, dict[str, int], dict[str, Any]]] = [
         {"queue_ns": 30, "total_ns": 100, "times_sent": 2},
     ),
     (
+        Kind.REMOTE_SPLIT,
+        {"flags": 1, "a": 30, "b": 8 << 48 | 100},
+        {"queue_ns": 30, "total_ns": 100, "times_sent": 1, "connection": 7},
+    ),
+    (
         Kind.REMOTE_STARVED,
         {"flags": Family.SMB, "a": 0, "b": 512},
         {"family": "smb", "credits": 0, "in_flight": 512},

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from ttftprof.events import kernel_dev
 from ttftprof.sources.mounts import (
     Mount,
+    legible,
     mapped_paths,
     mount_under,
     mounts_of,
@@ -318,6 +319,24 @@ def test_mapped_files_by_device_and_inode(tmp_path: Path) -> None:
         (kernel_dev(0, 5), 7): "/dev/zero (deleted)",
     }
     assert mapped_paths(8, tmp_path) == {}
+
+
+NAME = b"\xff two \xe2\x80\xa8 \x0b lines"
+
+
+def test_names_of_any_bytes(tmp_path: Path) -> None:
+    """The kernel escapes spaces, tabs, backslashes and line feeds; the rest stands as it is."""
+    escaped = NAME.replace(b" ", b"\\040")
+    mountinfo = b"30 22 0:45 / /" + escaped + b" rw - tmpfs t rw\n31 22 0:46 / /a rw - tmpfs t rw\n"
+    maps = b"7f0000000000-7f0000001000 r--s 00000000 00:2d 99    /" + NAME + b"/m.gguf\n"
+    put(tmp_path, 7, mountinfo=mountinfo, maps=maps)
+    [path] = mapped_paths(7, tmp_path).values()
+    assert os.fsencode(path) == b"/" + NAME + b"/m.gguf"
+    mount = mount_under(path, mounts_of(7, tmp_path))
+    assert mount
+    assert os.fsencode(mount.point) == b"/" + NAME
+    assert legible(path) == "/\\xff two \u2028 \x0b lines/m.gguf"
+    assert len(mounts_of(7, tmp_path)) == 2
 
 
 def test_a_file_that_this_process_maps_and_holds(tmp_path: Path) -> None:

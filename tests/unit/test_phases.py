@@ -519,6 +519,30 @@ def test_reads_through_a_descriptor_older_than_the_recording_are_a_load() -> Non
     assert ("load", 200, 300, I) in parts(request.phases)
 
 
+def test_a_second_load_through_the_same_descriptor_begins_where_it_reads_again() -> None:
+    """It was loaded through it before (a server puts its weights away to make room); a last look at
+    the header is no load."""
+    scene = Scene().process(NEW, "python").file(B_GGUF, "/models/b.gguf").opened(NEW, B_GGUF, 10)
+    for begin in (20, 200):
+        scene.has_read(NEW, B_GGUF, begin, begin + 1, MIB // 2, offset=0)
+        scene.has_read(NEW, B_GGUF, begin + 1, begin + 60, 60 * MIB, offset=MIB // 2)
+        scene.has_read(NEW, B_GGUF, begin + 60, begin + 90, 39 * MIB)
+    scene.has_read(NEW, B_GGUF, 295, 296, 4096, offset=0)
+    scene.accepted(NEW, 101, socket=0xABC)
+    request = scene.request(NEW, 100, token=400, socket=0xABC).report().requests[-1]
+    assert ("load", 200, 296, I) in parts(request.phases)
+
+
+def test_pieces_read_out_of_order_are_one_load() -> None:
+    scene = Scene().process(NEW, "python").file(B_GGUF, "/models/b.gguf").opened(NEW, B_GGUF, 110)
+    for index, piece in enumerate((3, 1, 2, 0)):
+        at = 200 + 20 * index
+        scene.has_read(NEW, B_GGUF, at, at + 20, 25 * MIB, offset=piece * 25 * MIB)
+    scene.accepted(NEW, 101, socket=0xABC)
+    request = scene.request(NEW, 100, token=400, socket=0xABC).report().requests[-1]
+    assert ("load", 200, 280, I) in parts(request.phases)
+
+
 def test_a_look_at_the_header_of_mapped_weights_is_no_load() -> None:
     scene = Scene().process(NEW, "python").file(B_GGUF, "/models/b.gguf")
     scene.opened(NEW, B_GGUF, 20).mapped(NEW, B_GGUF, 21).accepted(NEW, 101, socket=0xABC)

@@ -40,14 +40,16 @@ def read(
     )
 
 
-def split(start_ms: float, queue_ms: float, wire_ms: float, sent: int = 1, **more: int) -> Any:
+def split(
+    start_ms: float, queue_ms: float, wire_ms: float, sent: int = 1, by: int = 0, **more: int
+) -> Any:
     execute = round((queue_ms + wire_ms) * MS)
     return record(
         Kind.REMOTE_SPLIT,
         round(start_ms * MS),
         round(wire_ms * MS),
         a=round(queue_ms * MS),
-        b=execute,
+        b=by << 48 | execute,
         flags=sent,
         **more,
     )
@@ -121,6 +123,19 @@ def test_unanswered_reads_belong_to_every_later_moment() -> None:
     reads = reads_of(read(0, 99, 4096, flags=Family.NFS | RemoteFlag.UNANSWERED), read(50, 1, 4096))
     assert len(remote.begun_within(reads, 40 * MS, 60 * MS)) == 2
     assert len(remote.begun_within(reads, 60 * MS, 70 * MS)) == 1
+
+
+def test_bytes_by_connection() -> None:
+    reads = reads_of(
+        read(0, 9, 4096), split(0, 1, 3, by=1),
+        read(10, 9, 8192), split(10, 1, 3, by=65535),
+        read(20, 9, 4096), split(20, 1, 3, by=1),
+        read(30, 9, 4096), split(30, 1, 3),  # of a kernel that does not number them
+        read(40, 9, 4096),
+    )  # fmt: skip
+    assert reads["execute_ns"].tolist() == [4 * MS] * 4 + [0]
+    found = [(c.number, c.requests, c.bytes) for c in remote.connections(reads)]
+    assert found == [(0, 2, 8192), (65534, 1, 8192)]
 
 
 def test_notes_say_what_went_wrong() -> None:

@@ -66,6 +66,13 @@ def test_what_lies_beneath_an_overlay_unseen_is_not_known_and_said_so() -> None:
     assert unseen_beneath(server().timeline()) == []
 
 
+def test_what_the_client_was_asked_to_read_ahead() -> None:
+    file = used(growing(server(), added_pages=PAGES, readahead_asks=7, readahead_pages=PAGES))
+    assert (file.readahead_asks, file.readahead_bytes) == (7, PAGES * PAGE)
+    never = used(growing(server(), added_pages=PAGES))
+    assert (never.readahead_asks, never.readahead_bytes) == (None, None)
+
+
 def test_what_went_past_the_cache_came_from_storage_too() -> None:
     scene = growing(server(), direct_bytes=99 * MIB, read_bytes=100 * MIB, added_pages=MIB // PAGE)
     file = used(scene)

@@ -90,6 +90,9 @@ def test_readahead_too_small_for_the_path() -> None:
     assert found.actions[0].verify == tried
     gain_ns = found.actions[0].expected_gain_ns
     assert gain_ns == pytest.approx((SIZE / 70e6 - SIZE / 100e6) * 1e9)
+    assert "raise the readahead of /models:" in found.actions[0].change
+    shown = verdict(use(access="read", bytes_per_second=70e6, fstype="overlay"))
+    assert "of device 0:40, on which the layer of /models lies:" in shown.actions[0].change
 
 
 def test_a_link_that_is_reached_is_the_limit() -> None:
@@ -98,6 +101,36 @@ def test_a_link_that_is_reached_is_the_limit() -> None:
     assert found.kind == "hardware or link"
     assert "94 % of the 100 MB/s" in found.says
     assert "interface eth0 carries 125 MB/s" in found.says
+
+
+@pytest.mark.parametrize(
+    ("depth", "share"),
+    [
+        (8.0, 0.5),  # enough under way at a time for twice the link
+        (3.0, 100e6 / (3 * 131072 / (2e-3 + 131072 / 200e6))),  # then the delay is the limit
+    ],
+)
+def test_a_link_that_is_reached_gains_by_a_faster_one_what_the_model_says(
+    depth: float, share: float
+) -> None:
+    model = replace(MODEL, latency_ns=2 * MS, link_bytes_per_second=100e6)
+    slow = use(
+        access="read",
+        bytes_per_second=94e6,
+        path_model=model,
+        request_size_bytes=Quantiles(131072, 131072),
+        in_flight=InFlight(depth, 9),
+    )
+    found = verdict(slow, mount=replace(MOUNT, read_ahead_kb=4096))
+    assert found.kind == "hardware or link"
+    assert found.actions[0].expected_gain_ns == pytest.approx((1 - share) * SIZE / 94e6 * 1e9)
+    assert "a link of twice the rate would make it" in found.says
+
+
+def test_without_figures_for_a_model_a_faster_link_promises_nothing() -> None:
+    line = replace(MOUNT, link="interface eth0", link_bytes_per_second=125e6)
+    found = verdict(use(access="read", bytes_per_second=110e6, path_model=None), mount=line)
+    assert found.kind == "hardware or link"
     assert found.actions[0].expected_gain_ns is None
 
 

@@ -334,6 +334,49 @@ def test_a_counter_grows_between_two_looks_not_since_its_last_row() -> None:
     assert [file.at("reads", ns(at)) for at in (20, 500, 1_000, 1_010)] == [100, 100, 100, 150]
 
 
+def test_a_counter_grows_between_its_files_first_and_last_activity() -> None:
+    """Looks come late; the first activity has an event, and the last a stamp in jiffies."""
+    host = {"page_bytes": 4096, "tick_ns": 4 * MS}
+    zero = ns(0) // (4 * MS)  # of that jiffy
+    scene = Scene().meta(host=host).file(9).file_row(9, 20, reads=100, touch_jiffies=zero + 2)
+    scene.file_row(9, 1_320, reads=200, touch_jiffies=zero + 275)  # over at 1,104 ms
+    for look in (20, 1_000, 1_320):
+        scene.thread_row(PID, look, cpu_ns=look)
+    for jiffy in (1, 251, 400):
+        scene.event(Kind.TOUCH, 4 * jiffy, PID, dev=DEV, ino=9, a=zero + jiffy)
+    file = scene.timeline().files[DEV, 9]
+    counted = {at: file.at("reads", ns(at)) for at in (10, 13, 1_003, 1_054, 1_104, 1_320)}
+    # The first is over with the second jiffy, at 12 ms, and not only at the look.
+    assert counted == {10: 0, 13: 100, 1_003: 100, 1_054: 150, 1_104: 200, 1_320: 200}
+
+
+@pytest.mark.parametrize(("rested", "half_way"), [(True, 0), (False, 50)])
+def test_what_comes_after_a_rest_begins_with_its_event(rested: bool, half_way: float) -> None:
+    """The row before was written for something else (an open); or it was not at rest by then."""
+    host = {"page_bytes": 4096, "tick_ns": 4 * MS}
+    zero = ns(0) // (4 * MS)
+    before = zero + (1 if rested else 249)
+    scene = Scene().meta(host=host).file(9).file_row(9, 1_000, opens=1, touch_jiffies=before)
+    scene.file_row(9, 1_200, reads=100, touch_jiffies=zero + 300)
+    for look in (1_000, 1_200):
+        scene.thread_row(PID, look, cpu_ns=look)
+    scene.event(Kind.TOUCH, 1_120, PID, dev=DEV, ino=9, a=zero + 280)
+    file = scene.timeline().files[DEV, 9]
+    assert file.at("reads", ns(1_100)) == half_way
+    assert file.at("reads", ns(1_200)) == 100
+
+
+def test_stamps_in_jiffies_that_make_no_sense_do_no_harm() -> None:
+    host = {"page_bytes": 4096, "tick_ns": 4 * MS}
+    scene = Scene().meta(host=host).file(9).file_row(9, 20, reads=100, touch_jiffies=2**63)
+    scene.file_row(9, 40, reads=200, touch_jiffies=2**64 - 1)
+    scene.event(Kind.TOUCH, 4, PID, dev=DEV, ino=9, a=2**64 - 1)
+    file = scene.timeline().files[DEV, 9]
+    assert [file.at("reads", ns(at)) for at in (20, 40)] == [100, 200]
+    curve = [file.at("reads", ns(at)) for at in range(-10, 50)]
+    assert curve == sorted(curve)
+
+
 def test_a_counter_without_rows_is_zero() -> None:
     file = Scene().file(9).timeline().files[DEV, 9]
     assert (file.at("reads", ns(5)), file.delta("reads", ns(0), ns(5))) == (0.0, 0)

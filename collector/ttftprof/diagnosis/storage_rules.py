@@ -55,11 +55,16 @@ def _evidence(weights: FileUse) -> tuple[Evidence, ...]:
     model, sizes, depth = weights.path_model, weights.request_size_bytes, weights.in_flight
     times = weights.read_amplification or 1.0
     amplified = times if times >= _NOTEWORTHY else None
+    asks = weights.readahead_asks
+    ahead = (weights.readahead_bytes or 0) / asks if asks else None
     found = (
         ("files", "bytes of the weights from storage", weights.bytes_from_storage, "bytes"),
         ("files", "rate at which they came", weights.bytes_per_second, "bytes/s"),
         ("requests", "median size of a request", sizes.p50 if sizes else None, "bytes"),
         ("requests", "requests under way at once, mean", depth.mean if depth else None, ""),
+        ("requests", "read ahead at a time, as the client was asked, mean", ahead, "bytes"),
+        ("requests", "times that the client was asked to read ahead", asks, ""),
+        ("requests", "requests that it made", weights.requests if asks else None, ""),
         ("model", "latency of a request", model.latency_ns if model else None, "ns"),
         ("model", "rate of the link", model.link_bytes_per_second if model else None, "bytes/s"),
         ("model", "the same bytes by 1 MiB reads", model.read_ns if model else None, "ns"),

@@ -143,7 +143,7 @@ def _types_in_memory() -> bytes:
 
 def _own_memory() -> Iterator[bytes]:
     """What this process has written itself, region by region."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines():
         span, access, _, _, inode, *name = line.split()
         if access.startswith("rw") and inode == "0" and name != ["[stack]"]:
             begin, end = (int(address, 16) for address in span.split("-"))

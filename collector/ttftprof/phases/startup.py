@@ -9,7 +9,7 @@ from itertools import pairwise, takewhile
 import numpy as np
 
 from ttftprof.activities import process_activities
-from ttftprof.events import Kind, MmapFlag, Records, duration_end
+from ttftprof.events import Kind, MmapFlag, ReadFlag, Records, duration_end
 from ttftprof.model import Evidence, Phase
 from ttftprof.phases.edges import INFERRED, OBSERVED, Edge
 from ttftprof.phases.holders import files_used, has_weights, on_files, weights_of
@@ -346,11 +346,26 @@ def _first_touch(
         if len(mapped):
             what = Evidence("files", "the weights were mapped", int(mapped[-1]["a"]), "bytes")
             return Edge(int(mapped[-1]["start_ns"]), OBSERVED, what)
-        read_bytes = int(read["a"].sum())
-        if len(read) and read_bytes >= file.size_bytes // 10:
-            what = Evidence("files", "the weights were first read", read_bytes, "bytes")
-            return Edge(int(read[0]["start_ns"]), OBSERVED, what)
+        for again in reversed(_passes(read, file.size_bytes)):
+            read_bytes = int(again["a"].sum())
+            if read_bytes >= file.size_bytes // 10:
+                what = Evidence("files", "the weights were first read", read_bytes, "bytes")
+                return Edge(int(again[0]["start_ns"]), OBSERVED, what)
     return None
+
+
+def _passes(reads: Records, size_bytes: int) -> list[Records]:
+    """The reads of one opening, cut where most of the file had been read and its front is read
+    again: a server that keeps its files open loads from them more than once. (A read by io_uring
+    does not say where.)"""
+    known = (reads["flags"] & ReadFlag.IO_URING) == 0
+    fronts = np.flatnonzero(known & (reads["b"] < size_bytes // 100))
+    before = np.cumsum(reads["a"]) - reads["a"]
+    cuts = [0]
+    for earlier, at in pairwise(fronts.tolist()):
+        if earlier >= cuts[-1] and before[at] - before[cuts[-1]] > size_bytes // 2:
+            cuts.append(at)
+    return [reads[begin:end] for begin, end in pairwise([*cuts, len(reads)]) if end > begin]
 
 
 def _begun_within(records: Records, start_ns: int, end_ns: int) -> Records:

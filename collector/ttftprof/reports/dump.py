@@ -19,6 +19,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from ttftprof.events import (
+    CONNECTION_BIT,
     FAMILY_MASK,
     CpuMode,
     DeviceFlag,
@@ -375,7 +376,9 @@ def _family(event: Fields) -> Fields:
 
 
 def _remote_split(event: Fields) -> Fields:
-    return {"queue_ns": event["a"], "total_ns": event["b"], "times_sent": event["flags"]}
+    number, total_ns = divmod(event["b"], 1 << CONNECTION_BIT)
+    times = {"queue_ns": event["a"], "total_ns": total_ns, "times_sent": event["flags"]}
+    return times | ({"connection": number - 1} if number else {})
 
 
 def _remote_starved(event: Fields) -> Fields:

@@ -34,7 +34,7 @@ def parse_mountinfo(text: str) -> list[Mount]:
     Format: proc(5), /proc/pid/mountinfo.
     """
     mounts = []
-    for line in text.splitlines():
+    for line in text.split("\n"):  # a path may hold any other end of a line
         before, separator, after = line.partition(" - ")
         fields, tail = before.split(" "), after.split(" ")
         if not separator or len(fields) < 6 or len(tail) < 3:
@@ -61,11 +61,16 @@ def unescape(text: str) -> str:
     return _ESCAPE.sub(lambda m: chr(int(m[1], 8)), text)
 
 
+def legible(path: str) -> str:
+    """A path for a recording: bytes that are no UTF-8, by which it is found, as escapes."""
+    return path.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
 def mounts_of(pid: int, proc: Path = PROC) -> list[Mount]:
     """The mounts a process sees, or those of this one if it is gone."""
     for who in (str(pid), "self"):
         try:
-            return parse_mountinfo((proc / who / "mountinfo").read_text(errors="replace"))
+            return parse_mountinfo((proc / who / "mountinfo").read_text(errors="surrogateescape"))
         except OSError:
             continue
     return []
@@ -125,10 +130,10 @@ def mapped_paths(pid: int, proc: Path = PROC) -> dict[tuple[int, int], str]:
     """
     found: dict[tuple[int, int], str] = {}
     try:
-        text = (proc / str(pid) / "maps").read_text(errors="replace")
+        text = (proc / str(pid) / "maps").read_text(errors="surrogateescape")
     except OSError:
         return found
-    for line in text.splitlines():
+    for line in text.split("\n"):
         fields = line.split(None, 5)
         if len(fields) < 6 or not fields[5].startswith("/"):
             continue

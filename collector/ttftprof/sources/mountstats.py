@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ttftprof.sources.mounts import unescape
+from ttftprof.sources.mounts import legible, unescape
 from ttftprof.sources.processes import PROC
 
 # In the kernel's order: linux/nfs_iostat.h.
@@ -78,8 +78,8 @@ class MountStats:
 
     def as_fact(self) -> dict[str, Any]:
         return {
-            "mount": self.point,
-            "source": self.source,
+            "mount": legible(self.point),
+            "source": legible(self.source),
             "fstype": self.fstype,
             "options": self.options,
             "age_s": self.age_s,

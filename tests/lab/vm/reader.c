@@ -1,8 +1,9 @@
 /* What is recorded in the VM: reads files as told and says when, with the kernel's counters around it.
  *
- *   reader steps OUT STEP...     a STEP is NAME,PATH,MODE,READAHEAD_KIB; MODE: read, small, mmap, serve, or
- *                                some (every 32nd page, advised as random)
+ *   reader steps OUT STEP...     a STEP is NAME,PATH,MODE,READAHEAD_KIB; MODE: read, small, mmap, serve, map,
+ *                                or some (every 32nd page, advised as random)
  *   reader serve PATH PORT       loads PATH as a server would, then listens
+ *   reader map PATH PORT         the same by a map
  *   reader patch PATH PORT       the same by a private map, of which every page is written to
  *   reader hang PATH             reads a bit every 20 ms, for ever
  *
@@ -138,14 +139,16 @@ static void prepare(const char *path, const char *readahead_kib)
     close(fd);
 }
 
-static int serve(const char *path, int port, bool patch)
+static int serve(const char *how, const char *path, int port)
 {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(port)};
     int s = socket(AF_INET, SOCK_STREAM, 0);
 
     usleep(100000);
-    if (patch)
+    if (!strcmp(how, "patch"))
         patch_all(path);
+    else if (!strcmp(how, "map"))
+        map_all(path, 1, MADV_NORMAL);
     else
         read_all(path, CHUNK_BYTES);
     usleep(50000);
@@ -155,12 +158,12 @@ static int serve(const char *path, int port, bool patch)
     return 0;
 }
 
-static void serve_in_child(const char *self, const char *path)
+static void serve_in_child(const char *self, const char *how, const char *path)
 {
     pid_t child = fork();
 
     if (child == 0) {
-        execl(self, self, "serve", path, "18080", NULL);
+        execl(self, self, how, path, "18080", NULL);
         die(self);
     }
     waitpid(child, NULL, 0);
@@ -181,8 +184,8 @@ static void step(const char *self, const char *out, char *text)
         map_all(path, 1, MADV_NORMAL);
     else if (!strcmp(mode, "some"))
         map_all(path, 32, MADV_RANDOM);
-    else if (!strcmp(mode, "serve"))
-        serve_in_child(self, path);
+    else if (!strcmp(mode, "serve") || !strcmp(mode, "map"))
+        serve_in_child(self, mode, path);
     else
         read_all(path, !strcmp(mode, "small") ? SMALL_BYTES : CHUNK_BYTES);
     n = snprintf(lines, sizeof(lines),
@@ -203,6 +206,7 @@ static void hang(const char *path)
     int fd = open_model(path);
 
     posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM); /* what was read ahead could be read on */
     for (;;) {
         if (read(fd, buffer, SMALL_BYTES) <= 0)
             lseek(fd, 0, SEEK_SET);
@@ -212,8 +216,8 @@ static void hang(const char *path)
 
 int main(int argc, char **argv)
 {
-    if (argc > 3 && (!strcmp(argv[1], "serve") || !strcmp(argv[1], "patch")))
-        return serve(argv[2], atoi(argv[3]), argv[1][0] == 'p');
+    if (argc > 3 && (!strcmp(argv[1], "serve") || !strcmp(argv[1], "map") || !strcmp(argv[1], "patch")))
+        return serve(argv[1], argv[2], atoi(argv[3]));
     if (argc > 2 && !strcmp(argv[1], "hang"))
         hang(argv[2]);
     for (int i = 3; i < argc; i++)

@@ -10,15 +10,16 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from conftest import VM_RESULTS as RESULTS
-from ttftprof import remote
+from ttftprof import remote, storage
 from ttftprof.analysis import analyse
-from ttftprof.events import Family, Kind, Records
+from ttftprof.events import Family, Kind, Records, Wait
 from ttftprof.model import Report
 from ttftprof.recording import Reader
 from ttftprof.sources.mountstats import (
@@ -35,7 +36,8 @@ SPLIT_ERROR = 0.02
 ROUNDING_MS = 1.0  # mountstats gives whole milliseconds
 NFS_STEPS = (
     "nfs42-mmap",
-    "nfs42-mmap-4096",
+    "nfs42-map",
+    "nfs42-map-4096",
     "nfs42-small",
     "nfs42-small-4096",
     "nfs3-read",
@@ -43,12 +45,13 @@ NFS_STEPS = (
     "nfs42-serve",
 )
 SMB_STEPS = ("smb-read", "smb-mmap")
-# Of the first part of a step's name.
+# Of the first part of a step's name: where its file is seen, and how it is asked for.
 MOUNTS = {
     "nfs42": ("/run/nfs42", Family.NFS),
     "nfs3": ("/run/nfs3", Family.NFS),
     "smb": ("/run/smb", Family.SMB),
     "few": ("/run/few", Family.SMB),
+    "over": ("/run/over", Family.NFS),  # an overlay of /run/nfs42
     "9p": ("/", Family.NETFS),
 }
 
@@ -70,13 +73,18 @@ class Step:
     def size(self) -> int:
         return SIZES[Path(self.file.path).stem]
 
+    @property
+    def asked_of(self) -> str:
+        """The mount whose server is asked."""
+        return "/run/nfs42" if self.mount == "/run/over" else self.mount
+
     def grown(self) -> MountStats:
         """What the kernel counted for the mount meanwhile."""
         before, after = (
             {m.point: m for m in parse_mountstats((RESULTS / f"{self.name}.{end}").read_text())}
             for end in ("before", "after")
         )
-        return growth(before[self.mount], after[self.mount])
+        return growth(before[self.asked_of], after[self.asked_of])
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +113,7 @@ def steps(timeline: Timeline) -> dict[str, Step]:
         found[told["name"]] = Step(
             told["name"], mount, file, start_ns, end_ns, reads[reads["family"] == family]
         )
-    assert {*NFS_STEPS, *SMB_STEPS, "few-read", "9p-mmap"} <= set(found)
+    assert {*NFS_STEPS, *SMB_STEPS, "few-read", "over-mmap", "9p-mmap"} <= set(found)
     return found
 
 
@@ -131,6 +139,21 @@ def test_what_linux_61_has_no_tracepoints_for_is_taken_from_its_functions(
     assert states["faults"].state == states["pagecache"].state == "ok"
     assert states["sockets"].state == "degraded"  # nothing stands for sock_send_length
     assert states["sockets"].lost.startswith("answers by sendfile or io_uring are not seen")
+
+
+FIXTURES = Path(__file__).parents[2] / "fixtures/tracefs/6.1"
+
+
+def test_the_kernels_trace_formats_are_those_of_the_fixtures(timeline: Timeline) -> None:
+    if not timeline.meta["host"]["kernel"].startswith("6.1."):
+        pytest.skip("of that kernel only")
+
+    def told(folder: Path) -> dict[str, str]:
+        """{event: its fields}, without the number that every boot gives anew."""
+        files = [file for file in folder.glob("*/*") if file.is_file()]
+        return {f.name: f.read_text().partition("format:")[2] for f in files}
+
+    assert told(RESULTS / "formats") == told(FIXTURES)
 
 
 # -- NFS ------------------------------------------------------------------------------------------
@@ -177,13 +200,14 @@ def test_nfs_reads_name_file_mount_and_thread(
 
 def test_the_recorders_own_samples_agree(timeline: Timeline, steps: dict[str, Step]) -> None:
     for mount in ("/run/nfs42", "/run/nfs3"):
-        mine = [s.grown() for s in steps.values() if s.mount == mount]
+        mine = [s.grown() for s in steps.values() if s.asked_of == mount]
         whole = timeline.mounts[mount]
         assert whole.bytes["server_read"] == sum(g.bytes["server_read"] for g in mine)
         calls = sum(g.read_calls["operations"] for g in mine)
         assert whole.read_calls["operations"] == calls
         # Each call of the client's readahead, as the kernel counts them.
-        rows = [f.rows[-1] for f in timeline.files.values() if f.mount == mount]
+        files = {s.file.key: s.file for s in steps.values() if s.asked_of == mount}
+        rows = [file.rows[-1] for file in files.values()]
         assert sum(int(row["readahead_asks"]) for row in rows) == whole.events["read_pages"]
         for counter in ("readahead_pages", "added_pages"):
             pages = sum(int(row[counter]) for row in rows)
@@ -197,6 +221,40 @@ def test_every_connection_is_seen(timeline: Timeline, report: Report) -> None:
     assert all(t["sends"] for t in both)
     told = "/run/nfs3: 2 of 2 connections carried requests ("
     assert any(note.startswith(told) for note in report.notes)
+
+
+@pytest.mark.parametrize("name", ["nfs3-read", "nfs3-mmap", "nfs42-map"])
+def test_bytes_are_told_by_connection(name: str, steps: dict[str, Step]) -> None:
+    """Of each of which mountstats says how many requests it sent, of any kind."""
+    step = steps[name]
+    found = remote.connections(step.reads)
+    sent = sorted(t["sends"] for t in step.grown().transports)
+    assert len(found) == len(sent)
+    carried = sorted(c.requests for c in found)
+    assert all(reads <= sends for reads, sends in zip(carried, sent, strict=True))
+    assert sum(carried) == len(step.reads)
+    assert sum(c.bytes for c in found) == step.size
+
+
+# -- overlayfs on NFS -----------------------------------------------------------------------------
+
+
+def test_a_file_of_an_overlay_is_the_servers_beneath(
+    timeline: Timeline, steps: dict[str, Step]
+) -> None:
+    step, grown = steps["over-mmap"], steps["over-mmap"].grown()
+    assert (step.file.fstype, step.file.mount) == ("overlay", "/run/over")
+    assert set(step.reads["ino"].tolist()) == {step.file.ino}
+    assert set(step.reads["dev"].tolist()) == {step.file.dev} == {steps["nfs42-map"].file.dev}
+    assert int(step.reads["got_bytes"].sum()) == grown.bytes["server_read"] == step.size
+    assert len(step.reads) == grown.read_calls["operations"]
+    [use] = [
+        use
+        for use in storage.files_of(timeline, None, timeline.processes, 0, timeline.end_ns)
+        if use.path == step.file.path
+    ]
+    assert use.bytes_from_storage == step.size
+    assert use.residency_before == 0
 
 
 # -- a second tool --------------------------------------------------------------------------------
@@ -227,7 +285,7 @@ def test_sizes_are_those_of_the_kernels_trace(name: str, steps: dict[str, Step])
     assert ours == traced(steps[name])
 
 
-@pytest.mark.parametrize("how", ["mmap", "small"])
+@pytest.mark.parametrize("how", ["map", "small"])
 def test_readahead_changes_sizes_and_depth(how: str, steps: dict[str, Step]) -> None:
     found = []
     for name in (f"nfs42-{how}", f"nfs42-{how}-4096"):
@@ -241,6 +299,26 @@ def test_readahead_changes_sizes_and_depth(how: str, steps: dict[str, Step]) -> 
     assert shallow.max <= 2
     assert deep.max >= 8
     assert deep.mean > 2 * shallow.mean
+
+
+@pytest.mark.parametrize("name", ["nfs42-map", "nfs42-map-4096"])
+def test_the_report_has_the_sizes_of_the_kernels_trace(
+    name: str, report: Report, steps: dict[str, Step]
+) -> None:
+    """The distribution that a load is reported with, at a readahead of 128 KiB and of 4 MiB."""
+    step = steps[name]
+    [start] = [s for s in report.starts if step.start_ns <= s.start_ns < step.end_ns]
+    [weights] = [f for f in start.files if f.is_weights]
+    assert weights.path == "/run/nfs42/part.gguf"
+    assert weights.request_size_bytes
+    sizes = [size for (_, size), times in traced(step).items() for _ in range(times)]
+    told = (weights.request_size_bytes.p50, weights.request_size_bytes.p95)
+    assert told == tuple(np.percentile(sizes, [50, 95]).tolist())
+    assert weights.requests == len(sizes)
+    # What the client was asked to read ahead, beside what it then sent.
+    assert weights.readahead_asks == step.grown().events["read_pages"]
+    assert weights.readahead_bytes == step.size
+    assert told[0] == (256 << 10 if name.endswith("4096") else 128 << 10)
 
 
 # -- SMB ------------------------------------------------------------------------------------------
@@ -306,7 +384,7 @@ def test_reads_of_the_vms_own_root_are_seen(steps: dict[str, Step]) -> None:
 
 def test_the_split_lies_in_the_load_of_the_server(report: Report, steps: dict[str, Step]) -> None:
     step = steps["nfs42-serve"]
-    [start] = [s for s in report.starts if s.start_ns >= step.start_ns]
+    [start] = [s for s in report.starts if step.start_ns <= s.start_ns < step.end_ns]
     calls = step.grown().read_calls
     [load] = [p for p in start.phases if p.phase == "load"]
     begun = step.reads["start_ns"]
@@ -319,9 +397,20 @@ def test_the_split_lies_in_the_load_of_the_server(report: Report, steps: dict[st
     assert weights.request_size_bytes.p50 == 256 << 10
     assert weights.in_flight
     assert weights.in_flight.max > 1
+    # Of the time that its thread waited, all was the client's, in a queue, or the server's.
+    [share] = [share for share in weights.by_phase if share.phase == "load"]
+    split = share.wait_split
+    assert share.bytes_from_storage == pytest.approx(step.size, rel=0.01)  # it ends within a tick
+    assert share.storage_wait_ns == sum(astuple(split)) > 0
+    assert (split.server_ns, split.device_ns) == (0, 0)
+    assert split.wire_ns > 0
+    assert split.wire_ns <= remote.busy_ns(step.reads)
+    assert split.queue_ns <= int(step.reads["queue_ns"].sum())
+    assert (split.wire_ns + split.queue_ns) >= 0.5 * share.storage_wait_ns
     [mount] = [m for m in start.mounts if m.path == "/run/nfs42"]
     assert mount.requests == calls["operations"]
     assert mount.retransmits == 0
+    assert sum(c.bytes for c in mount.connections) == step.size
     assert mount.queue_ns is not None
     assert mount.wire_ns is not None
     assert mount.queue_ns / 1e6 == pytest.approx(calls["queue_ms"], rel=SPLIT_ERROR, abs=1)
@@ -341,5 +430,8 @@ def test_a_server_gone_silent_leaves_reads_unanswered() -> None:
     assert int((hanging["end_ns"] - hanging["start_ns"]).max()) > 1_000_000_000
     assert any("NFS read(s) were unanswered" in note for note in report.notes)
     # Its reader was still waiting for them, and it is known for what.
-    waits = timeline.of_kind(Kind.OFFCPU)
-    assert len(waits) >= 1
+    [[waits]] = timeline.waits.values()
+    last = waits.start_ns.argmax()
+    assert waits.reason[last] == Wait.STORAGE
+    assert (waits.dev[last], waits.ino[last]) == file.key
+    assert waits.end_ns[last] - waits.start_ns[last] > 1_000_000_000
