@@ -287,7 +287,8 @@ enum syscall_class {
 	CALL_IOCTL = 20,
 	CALL_CLOSE = 21,
 	CALL_URING = 22,
-	CALL_CLASSES = 23,
+	CALL_PWRITE = 23,
+	CALL_CLASSES = 24,
 };
 
 /* Entries of the dispatch array: one handler each, filled by whoever loaded. */

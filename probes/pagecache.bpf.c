@@ -115,6 +115,21 @@ static __always_inline u64 take_back(struct inode *host, u64 index, u64 pages)
 	return found;
 }
 
+/* Whether the thread is writing to the file: what it adds then comes from it, not from
+ * storage. A page that it takes what it writes from may be of a file as well. */
+static __always_inline bool is_written(struct inode *host)
+{
+	struct task_struct *task = current_task();
+	s64 nr = task_syscall(task);
+	u32 call = nr >= 0 && nr < 512 ? settings.call_class[nr & 511] : CALL_NONE;
+
+	if (call != CALL_WRITE && call != CALL_WRITEV && call != CALL_PWRITE)
+		return false;
+	struct pt_regs *regs = task_regs(task);
+	struct file *file = fd_file(REGS_ARG0(regs));
+	return file && file_cache_inode(file) == host;
+}
+
 TRACEPOINT(mm_filemap_add_to_page_cache)
 int BPF_PROG(pagecache__add, struct folio *folio)
 {
@@ -138,6 +153,8 @@ int BPF_PROG(pagecache__add, struct folio *folio)
 	u64 pages = folio_pages(folio);
 	u64 again = f->evicted_pages ? take_back(host, FIELD(folio, index), pages) : 0;
 	f->cached_pages = FIELD(folio, mapping, nrpages);
+	if (t && is_written(host))
+		return 0;
 	if (t) {
 		__sync_fetch_and_add(&f->added_pages, pages);
 		if (again)

@@ -208,6 +208,26 @@ def test_bytes_from_storage_are_right_whatever_the_way_of_reading(tmp_path: Path
     assert found["refused_mmap"].advice == ("mmap failed (EACCES), then read()",)
 
 
+def test_what_it_writes_itself_did_not_come_from_storage(tmp_path: Path) -> None:
+    """As of a server that fetches its model; here from a map, whose bytes did come from there."""
+    model, new = cold_model(tmp_path / "m.gguf"), tmp_path / "new.gguf"
+    script = """
+import mmap
+source = os.open(sys.argv[1], os.O_RDONLY)
+data = mmap.mmap(source, 0, prot=mmap.PROT_READ)
+fd = os.open(sys.argv[2], os.O_RDWR | os.O_CREAT)
+half = len(data) // 2
+os.write(fd, memoryview(data)[:half])
+os.pwrite(fd, memoryview(data)[half:], half)
+os.fsync(fd)
+os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+read(os.open(sys.argv[2], os.O_RDONLY), 17)
+"""
+    timeline = recorded(script, tmp_path, model, new)
+    assert added(inode(timeline, model.stat().st_ino)) * PAGE == 2 * MIB
+    assert added(inode(timeline, new.stat().st_ino)) == 17
+
+
 def test_what_another_program_reads_meanwhile_is_counted_apart(tmp_path: Path) -> None:
     model, opened, others_done = cold_model(tmp_path / "m.gguf"), tmp_path / "1", tmp_path / "2"
     script = """

@@ -249,6 +249,7 @@ class Call:
     IOCTL = 20
     CLOSE = 21
     URING = 22
+    PWRITE = 23
 
 
 # `enum handler`: which program of the dispatch array serves which slot.
@@ -293,6 +294,9 @@ SYSCALLS = (
     Syscall("pread64", 17, 67, Call.PREAD, Wait.STORAGE),
     Syscall("preadv", 295, 69, Call.PREADV, Wait.STORAGE),
     Syscall("preadv2", 327, 286, Call.PREADV, Wait.STORAGE),
+    Syscall("pwrite64", 18, 68, Call.PWRITE),
+    Syscall("pwritev", 296, 70, Call.PWRITE),
+    Syscall("pwritev2", 328, 287, Call.PWRITE),
     Syscall("recvfrom", 45, 207, Call.RECV, Wait.NETWORK),
     Syscall("recvmsg", 47, 212, Call.RECVMSG, Wait.NETWORK),
     Syscall("write", 1, 64, Call.WRITE, Wait.PIPE),
