@@ -165,7 +165,7 @@ def _shares(looks: _Looks, length_ns: int) -> Iterator[PythonShare]:
         weights[category] = weights.get(category, 0.0) + seen.weight
         packages.setdefault(category, Counter())[seen.place.package] += 1
     for category in sorted(weights, key=lambda c: (-weights[c], CATEGORIES.index(c))):
-        share = weights[category] / looks.number
+        share = min(weights[category] / looks.number, 1.0)  # of many parts, added up
         yield PythonShare(
             category=category,
             samples=weights[category],
