@@ -176,8 +176,11 @@ def test_1009_threads_of_a_millisecond_are_counted_each(model: Path) -> None:
     rows = last_rows(seen, program.pid)
     assert len(rows) == THREADS
     assert int(last_file_row(seen, model)["opens"]) == THREADS
-    # One of them more: libc's malloc counts the processors when it has many arenas.
-    assert Counter(rows["opens"].tolist()) in ({1: THREADS}, {1: THREADS - 1, 2: 1})
+    # A few of them more: libc's malloc counts the processors when it has many arenas, and threads
+    # that come to it at once all do.
+    opens = Counter(rows["opens"].tolist())
+    assert set(opens) <= {1, 2}
+    assert opens[2] <= 8
     waits = events(seen, Kind.OFFCPU)
     recorded = np.count_nonzero((waits["flags"] == Wait.TIMER) & (waits["tid"] != program.pid))
     slept = int(rows["short_count"][:, Wait.TIMER].sum()) + int(recorded)
