@@ -340,9 +340,9 @@ def test_a_gpu_that_is_lost_and_a_driver_that_hangs_cost_only_their_samples(
         on_fake_gpu(libraries, state),
         recording(tmp_path / "hangs.ttft", "--pid", str(process.pid)) as recorded,
     ):
-        await_calls(state, 100)
+        fake_gpu.await_calls(state, 100)
         state[fake_gpu.LOST + 1] = 1
-        await_calls(state, 100)
+        fake_gpu.await_calls(state, 100)
         state[fake_gpu.HANG_MS] = 3_600_000
         while state[fake_gpu.HANG_MS]:
             time.sleep(0.001)
@@ -367,14 +367,6 @@ def test_a_gpu_that_is_lost_and_a_driver_that_hangs_cost_only_their_samples(
     (warning,) = [w for w in warnings(recorded.report()) if "gpu" in w]
     for said in ("GPU 1 was lost while recording", "nvmlDeviceGetMemoryInfo did not return"):
         assert said in warning
-
-
-def await_calls(state: State, more: int) -> None:
-    """Until NVML was asked so much more."""
-    goal, until = state[fake_gpu.CALLS] + more, time.monotonic() + 10
-    while state[fake_gpu.CALLS] < goal:
-        assert time.monotonic() < until
-        time.sleep(0.005)
 
 
 def test_the_hip_runtime_of_a_container(tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ import mmap
 import shutil
 import struct
 import subprocess
+import threading
+import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 HERE = Path(__file__).parent
 WORDS = 80
@@ -43,6 +45,14 @@ class State:
         struct.pack_into("<Q", self._memory, 8 * word, value)
 
 
+def await_calls(state: State, more: int) -> None:
+    """Until NVML was asked so much more, as by a sampler."""
+    goal, until = state[CALLS] + more, time.monotonic() + 10
+    while state[CALLS] < goal:
+        assert time.monotonic() < until, "NVML is not asked"
+        time.sleep(0.005)
+
+
 class Stamp(NamedTuple):
     """One call, as the fake libcuda itself saw it begin and end."""
 
@@ -70,3 +80,45 @@ def build(source: str, folder: Path, library: str) -> Path:
     flags += [f"-Wl,--version-script={versions}"] if versions.exists() else []
     subprocess.run([compiler, *flags, "-o", str(path), str(HERE / source)], check=True)
     return path
+
+
+class MemoryBack:
+    """Within the block, the driver's part in the end of a process: what it held is given back once
+    another has been refused for want of it, and `AFTER_S` have passed.
+
+    `given`: {pid: just before, just after}.
+    """
+
+    AFTER_S = 0.03
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._refused: dict[int, int] = {}  # how many were, when it was first seen to be gone
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.given: dict[int, tuple[int, int]] = {}
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ends.wait(0.002):
+            for slot in range(OWNERS, OWNERS + 2 * OWNERS_MOST, 2):
+                pid = self._state[slot]
+                if pid and not Path(f"/proc/{pid}").exists():
+                    self._is_gone(pid, slot)
+
+    def _is_gone(self, pid: int, slot: int) -> None:
+        state = self._state
+        if state[REFUSED] == self._refused.setdefault(pid, state[REFUSED]):
+            return
+        time.sleep(self.AFTER_S)
+        before_ns = time.monotonic_ns()
+        state[USED] -= state[slot + 1]
+        state[slot + 1] = state[slot] = 0
+        self.given[pid] = before_ns, time.monotonic_ns()
