@@ -46,7 +46,7 @@ MS = 1_000_000
 WEIGHTS_BYTES = 48 * MIB
 CALLS_AFTER = 53
 HUNG_S = 1.2  # more than a call may take
-PAUSE_S = 0.4  # for the memory to be seen to be back
+LOOKS = 80  # calls of NVML, in which a sampler has asked for everything
 LAUNCHED = "cuLaunchKernel"
 TRIES = 3  # two cores that others use: a span is exact when nobody was in its way
 DELAYS_MS = {
@@ -89,8 +89,9 @@ def record_process(libraries: Path, folder: Path, *options: str) -> Run:
     drop_cache(weights)
     delays = " ".join(f"{name}={ms}" for name, ms in DELAYS_MS.items())
     stamps = folder / "stamps"
+    program = [sys.executable, str(PROCESS), str(libraries / "libcuda.so.1"), str(weights)]
     process = subprocess.Popen(
-        [sys.executable, str(PROCESS), str(libraries / "libcuda.so.1"), str(weights)],
+        ["sh", "-c", '"$@"; read _', "sh", *program],  # recording goes on when it has ended
         env=os.environ
         | {"FAKE_GPU_STATE": str(state.path), "FAKE_CUDA_STAMPS": str(stamps)}
         | {"FAKE_CUDA_MS": delays},
@@ -98,14 +99,21 @@ def record_process(libraries: Path, folder: Path, *options: str) -> Run:
         stdout=subprocess.PIPE,
         text=True,
     )
+    assert process.stdin
+    assert process.stdout
     try:
+        assert process.stdout.readline() == "mapped\n"
         with (
             on_fake_gpu(libraries, state),
             recording(folder / "gpu.ttft", "--pid", str(process.pid), *options) as recorded,
         ):
-            output, _ = process.communicate("go\n", timeout=30)
+            fake_gpu.await_calls(state, LOOKS)
+            process.stdin.write("go\n")
+            process.stdin.flush()
+            output = process.stdout.readline()
             policies = policies_of(recorded.process.pid)
-            time.sleep(PAUSE_S)
+            fake_gpu.await_that(lambda: not state[fake_gpu.USED])
+            fake_gpu.await_calls(state, LOOKS)
     finally:
         process.kill()
     told = json.loads(output)
@@ -344,8 +352,7 @@ def test_a_gpu_that_is_lost_and_a_driver_that_hangs_cost_only_their_samples(
         state[fake_gpu.LOST + 1] = 1
         fake_gpu.await_calls(state, 100)
         state[fake_gpu.HANG_MS] = 3_600_000
-        while state[fake_gpu.HANG_MS]:
-            time.sleep(0.001)
+        fake_gpu.await_that(lambda: not state[fake_gpu.HANG_MS])
         hangs_ns = time.monotonic_ns()
         time.sleep(HUNG_S)
         process.communicate("go\n", timeout=30)

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -45,12 +46,17 @@ class State:
         struct.pack_into("<Q", self._memory, 8 * word, value)
 
 
+def await_that(holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < until, "waited for in vain"
+        time.sleep(0.002)
+
+
 def await_calls(state: State, more: int) -> None:
     """Until NVML was asked so much more, as by a sampler."""
-    goal, until = state[CALLS] + more, time.monotonic() + 10
-    while state[CALLS] < goal:
-        assert time.monotonic() < until, "NVML is not asked"
-        time.sleep(0.005)
+    goal = state[CALLS] + more
+    await_that(lambda: state[CALLS] >= goal)
 
 
 class Stamp(NamedTuple):

@@ -2,10 +2,10 @@
 
     python gpu_process.py LIBCUDA WEIGHTS
 
-Maps the library, waits for a line on stdin, then: context, module, allocation, copies (one of them
-out of the mapped WEIGHTS), graph capture, LAUNCHES of kernels, KV allocation, an allocation that is
-refused. Prints a JSON object: {"spans": [[call, begin_ns, end_ns, bytes], …], "pid": …}; launches
-are no spans of it. Nothing but the standard library.
+Maps the library, says so in a line and waits for one on stdin; then: context, module, allocation,
+copies (one of them out of the mapped WEIGHTS), graph capture, LAUNCHES of kernels, KV allocation, an
+allocation that is refused. Prints a JSON object: {"spans": [[call, begin_ns, end_ns, bytes], …],
+"pid": …}; launches are no spans of it. Nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ def proc_address(cuda: Any, name: bytes, flags: int) -> Any:
 
 def main() -> None:
     cuda = ctypes.CDLL(sys.argv[1])
+    print("mapped", flush=True)
     sys.stdin.readline()
     spans: list[tuple[str, int, int, int]] = []
     pointer = ctypes.c_void_p()
