@@ -3,8 +3,8 @@
     python gpu_process.py LIBCUDA WEIGHTS
 
 Maps the library, says so in a line and waits for one on stdin; then: context, module, allocation,
-copies (one of them out of the mapped WEIGHTS), graph capture, LAUNCHES of kernels, KV allocation, an
-allocation that is refused. Prints a JSON object: {"spans": [[call, begin_ns, end_ns, bytes], …],
+copies (one of them out of the mapped WEIGHTS), graph capture, LAUNCHES of kernels, KV memory, one
+that is refused. Prints a JSON object: {"spans": [[call, begin_ns, end_ns, bytes], …],
 "pid": …}; launches are no spans of it. Nothing but the standard library.
 """
 
