@@ -87,9 +87,19 @@ class Circumstances:
     woken: Woken | None = None  # the engine was asleep, and was woken for the request
 
     def fixed_waits(self, phase: str) -> list[FixedWait]:
-        """The waits by the clock that this front and this server are known for in a phase."""
+        """The waits by the clock that this front and this server are known for in a phase; of an
+        engine whose versions differ, the one that the looks which were seen fit best."""
         engines = dict.fromkeys(engine for engine in (self.front, self.server) if engine)
-        return [wait for engine in engines for wait in engine.waits if wait.phase == phase]
+        rows = ([w for w in engine.waits if w.phase == phase] for engine in engines)
+        seen_ns = self.polls.quantum_ns if self.polls is not None else None
+        return [_fitting(waits, seen_ns) for waits in rows if waits]
+
+
+def _fitting(waits: Sequence[FixedWait], seen_ns: int | None) -> FixedWait:
+    """The newest version's, where nothing was seen."""
+    if seen_ns is None:
+        return waits[0]
+    return min(waits, key=lambda wait: abs(wait.quantum_ns - seen_ns))
 
 
 def circumstances_of(

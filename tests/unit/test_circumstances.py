@@ -81,14 +81,15 @@ def looked(scene: Scene, *at: float) -> Scene:
     return scene
 
 
-def polled(engine: str) -> Scene:
-    """Able to serve at 560; the front looks at 413, 1413 and 2413, and passes the request on."""
+def polled(engine: str, *looks: float) -> Scene:
+    """Able to serve at 560; the front looks now and then, and passes the request on at the last."""
     scene = two_models().process(FRONT, "front", engine=engine)
     scene.signalled(OLD, 103).exited(OLD, 150, gone=160)
-    looked(launched(scene).log(NEW, "model_loaded", 560), 413, 1_413, 2_413)
-    scene.request(FRONT, 100, token=2_500).connected(FRONT, 2_415, local=40_001, remote=9_001)
-    scene.request(NEW, 2_415, token=2_499, ports=(9_001, 40_001), prompt_tokens=38)
-    return scene.call(NEW, "decode", 2_416, 2_480, value=38)
+    looked(launched(scene).log(NEW, "model_loaded", 560), *looks)
+    at = looks[-1] + 2
+    scene.request(FRONT, 100, token=at + 85).connected(FRONT, at, local=40_001, remote=9_001)
+    scene.request(NEW, at, token=at + 84, ports=(9_001, 40_001), prompt_tokens=38)
+    return scene.call(NEW, "decode", at + 1, at + 65, value=38)
 
 
 @pytest.mark.parametrize(
@@ -96,12 +97,19 @@ def polled(engine: str) -> Scene:
     [("llama-swap", "once a second"), ("ollama", "every 250 ms"), ("none", "")],
 )
 def test_the_fronts_poll_is_named_with_its_quantum(engine: str, named: str) -> None:
-    verdict = only(polled(engine)).verdict
+    verdict = only(polled(engine, 413, 1_413, 2_413)).verdict
     assert verdict.cause == "ready_gap"
     assert "able to serve 1.85 s before the front passed the request on" in verdict.explanation
     assert "looked 3 times, 1.00 s apart" in verdict.explanation
     assert named in verdict.explanation
     assert {e.value for e in verdict.evidence} == {3, 1_000_000_000}
+
+
+def test_of_versions_that_differ_the_one_that_the_looks_fit_is_named() -> None:
+    explanation = only(polled("llama-swap", 413, 5_413)).verdict.explanation
+    assert "before v220" in explanation
+    assert "every 5 s" in explanation
+    assert "once a second" not in explanation
 
 
 @pytest.mark.parametrize(("engine", "named"), [("ollama", "at most 5.00 s"), ("none", "")])

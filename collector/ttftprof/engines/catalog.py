@@ -38,6 +38,8 @@ class Engine:
     arguments must match (an interpreter's module, say), where the name alone says nothing;
     `titles`: what its processes call themselves in place of a command line.
 
+    `waits`: several of one phase are those of different versions.
+
     `context`, `slots`, `loading`: the options that say how big a context is, how many requests are
     served at once, how weights are read. `metrics`: the path of its own counts, if it has one.
     """
@@ -89,7 +91,12 @@ _SWAP_WAITS = (
     FixedWait(
         "ready_gap",
         "llama-swap first looks 250 ms after it started a server, then once a second",
-        1_000 * MS, 250 * MS, None, "internal/process/process_command.go, September 2026",
+        1_000 * MS, 250 * MS, None, "internal/process/process_command.go, v220 to v250",
+    ),
+    FixedWait(
+        "ready_gap",
+        "llama-swap before v220 first looks 250 ms after it started a server, then every 5 s",
+        5_000 * MS, 250 * MS, None, "proxy/process.go, v100 to v219",
     ),
 )  # fmt: skip
 _SGLANG_WAITS = (

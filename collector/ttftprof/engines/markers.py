@@ -75,8 +75,10 @@ _LLAMA = "llama.cpp b4500 to b10434"
 _ROUTER = "llama.cpp b7000 to b10434"
 _OLLAMA = "Ollama 0.5 to September 2026"
 _OLLAMA_NOW = "Ollama June to September 2026 (llama-server as its runner)"
-_SWAP = "llama-swap v150 to September 2026"
-_VLLM = "vLLM 0.8 to 0.32"
+_SWAP = "llama-swap v150 to v250"
+# Read in 0.8.0, 0.9.0, 0.11.0, 0.14.0, 0.18.0, 0.24.0; 0.32 was run.
+_VLLM = "vLLM 0.8.0 to 0.32"
+_VLLM_V0 = "vLLM 0.8.0 to 0.11.0, its first engine (VLLM_USE_V1=0)"
 _SGLANG = "SGLang 0.4.0 to 0.5.23"
 _SGLANG_GRAPHS = "SGLang 0.4.0 to 0.5.12"
 _SGLANG_GRAPHS_NOW = "SGLang 0.5.13 to 0.5.23"
@@ -247,6 +249,14 @@ LOG_MARKS: tuple[LogMark, ...] = (
         b" reqs, GPU KV cache usage: 98.4%, Prefix cache hit rate: 0.0%",
     ),
     _log(
+        "engine_load", _VLLM_V0,
+        rb"Running: (?P<running>\d+) reqs, Swapped: \d+ reqs, Pending: (?P<waiting>\d+) reqs, "
+        rb"GPU KV cache usage: (?P<cache_percent>[\d.]+)%",
+        b"INFO 03-04 17:04:44 [metrics.py:481] Avg prompt throughput: 1055.3 tokens/s, Avg "
+        b"generation throughput: 0.3 tokens/s, Running: 3 reqs, Swapped: 0 reqs, Pending: 2 reqs, "
+        b"GPU KV cache usage: 98.4%, CPU KV cache usage: 0.0%.",
+    ),
+    _log(
         "load_begin", _SGLANG, rb"Load weight begin",
         b"[2026-09-02 10:00:01 TP0] Load weight begin. avail mem=21.30 GB",
     ),
@@ -314,6 +324,28 @@ LOG_MARKS: tuple[LogMark, ...] = (
         "serving", _TGI, rb"text_generation_router(?:::\w+)*: \S+ Connected",
         b"2026-01-02T10:00:31.000000Z  INFO text_generation_router::server: router/src/server.rs:"
         b"2302: Connected",
+    ),
+    # The same with --json-output: the message comes before what says whose it is.
+    _log(
+        "shard_spawned", _TGI, rb'"Starting shard".*"target":"text_generation_launcher"',
+        b'{"timestamp":"2026-01-02T10:00:03.000000Z","level":"INFO","fields":{"message":"Starting '
+        b'shard"},"target":"text_generation_launcher","span":{"rank":0,"name":"shard-manager"}}',
+    ),
+    _log(
+        "shard_ready", _TGI,
+        rb'"Shard ready in (?P<s>[\d.]+)s".*"target":"text_generation_launcher"',
+        b'{"timestamp":"2026-01-02T10:00:20.000000Z","level":"INFO","fields":{"message":"Shard '
+        b'ready in 17.201s"},"target":"text_generation_launcher","span":{"rank":0}}',
+    ),
+    _log(
+        "warmup", _TGI, rb'"Warming up model".*"target":"text_generation_router',
+        b'{"timestamp":"2026-01-02T10:00:21.000000Z","level":"INFO","message":"Warming up model",'
+        b'"target":"text_generation_router_v3","filename":"backends/v3/src/lib.rs"}',
+    ),
+    _log(
+        "serving", _TGI, rb'"Connected".*"target":"text_generation_router',
+        b'{"timestamp":"2026-01-02T10:00:31.000000Z","level":"INFO","message":"Connected",'
+        b'"target":"text_generation_router::server","filename":"router/src/server.rs"}',
     ),
     _log(
         "spawning", _LOCALAI, rb"BackendLoader starting.*modelID=\"?(?P<model>[^\s\"]+)",
