@@ -895,6 +895,8 @@ def test_after_one_who_hung_up_before_he_was_passed_on() -> None:
     scene.request(FRONT, 100, end=210, outcome="cancelled", model="b", ports=(8_080, 50_007))
     request = answered(scene, front_at=150, model="b").report().requests[1]
     check(request, ("queue", 150, 560, O), *SERVED)
+    assert "being loaded for an earlier request" in request.verdict.explanation
+    assert "keep the model resident" in request.verdict.actions[0].change
 
 
 def test_who_hangs_up_while_the_front_serves_another_was_queued() -> None:

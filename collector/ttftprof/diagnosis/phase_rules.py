@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ttftprof.diagnosis.rules import Blamed, Finding, Rule, rule, seconds
 from ttftprof.model import ACTIVITIES, Action, Evidence
+from ttftprof.phases import LOADED_FOR_ANOTHER
 
 _NOT_STORAGE = " ".join(a for a in ACTIVITIES if a != "storage_wait")
 _MOSTLY = 0.5  # of a phase or of the time wanted, from which something is the main part of it
@@ -80,7 +81,18 @@ def _no_room_in_cache(blamed: Blamed) -> Finding | None:
 
 
 def _behind_another(blamed: Blamed) -> Finding:
-    reason = next((e for p in blamed.facts.phases if p.phase == "queue" for e in p.evidence), None)
+    waits = [p for p in blamed.facts.phases if p.phase == "queue" and p.evidence]
+    longest = max(waits, key=lambda p: p.duration_ns, default=None)
+    reason = longest.evidence[0] if longest else None
+    if reason is not None and reason.what == LOADED_FOR_ANOTHER:
+        action = Action(
+            "what that load took is told by its own request or start: shorten that, or keep the "
+            "model resident",
+            None,
+            "record again: the queue phase shrinks with the load",
+        )
+        says = "Its model was being loaded for an earlier request, perhaps one who has left."
+        return Finding(says, (action,), (reason,))
     action = Action(
         "let the server take more requests at once (parallel slots), or keep both models "
         "resident if memory allows",

@@ -13,12 +13,13 @@ interval.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ttftprof.model import Evidence, Phase
 from ttftprof.phases.edges import INFERRED, OBSERVED, Cutter, Edge
 from ttftprof.phases.naps import Woken, with_naps
 from ttftprof.phases.python_edges import prepared_until
-from ttftprof.phases.queues import blocked_until, holder, never_reached
+from ttftprof.phases.queues import LOADED_FOR_ANOTHER, blocked_until, holder, never_reached
 from ttftprof.phases.room import evicted, first_act, frees, was_serving
 from ttftprof.phases.served import Served, requests_of, worker_of
 from ttftprof.phases.starts import Started, starts_of
@@ -27,6 +28,7 @@ from ttftprof.phases.work import until_work, work
 from ttftprof.timeline import Timeline
 
 __all__ = [
+    "LOADED_FOR_ANOTHER",
     "Served",
     "StartUp",
     "Started",
@@ -135,7 +137,9 @@ def _before_ready(
     """From the arrival to the moment the server is able to serve."""
     front = served.front
     if _started_for_another(served, start, everyone):
-        cutter.until("queue", start.ready or start.load_end)
+        loaded = start.ready or start.load_end
+        for_another = Evidence("sockets", LOADED_FOR_ANOTHER)
+        cutter.until("queue", replace(loaded, evidence=for_another) if loaded else None)
         return
     if start.woken is not None and start.woken.calls[0].start_ns > front.start_ns:
         _put_to_sleep(served, start.woken, everyone, cutter)

@@ -10,6 +10,8 @@ from ttftprof.phases.served import TOGETHER_NS, Served
 from ttftprof.sources.http import BEGAN_BEFORE
 from ttftprof.timeline import FOREVER, Call, EngineLoad, Exchange, Timeline
 
+LOADED_FOR_ANOTHER = "its model was being loaded for an earlier request"
+
 # A blocker's last byte and the next act may be stamped in either order by two threads.
 SLACK_NS = 2_000_000
 
