@@ -308,6 +308,16 @@ class Timeline:
         first, end = (bisect_left(calls, ns, key=_began_ns) for ns in (start_ns, end_ns))
         return calls[first:end]
 
+    def call_under_way(self, tgid: int, names: Sequence[str], ns: int) -> Call | None:
+        """The call of a process that a moment falls into; of several, the one that ends last."""
+        found = []
+        for name in names:
+            self.calls_of(tgid, name, ns, ns)  # sorts them, the first time
+            calls = self._calls_of.get((tgid, name), [])
+            before = bisect_left(calls, ns, key=_began_ns)
+            found += [c for c in calls[max(before - 1, 0) : before] if ns < c.end_ns]
+        return max(found, key=lambda c: c.end_ns, default=None)
+
     def where_blocks_of(self, file: FileFacts) -> npt.NDArray[np.int32]:
         """Where the requests to disks for a file stand. A request names a disk, which is no file
         system: where several files have the inode, it is that of the file whose file system lies on

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ A_FEW = {
     "ollama_expired",
     "vllm_cache_full",
 }
+LEFT_WITHIN_S = 5.0
 ARRIVAL_SLACK_NS = 2 * MS  # loopback, from the client's send to the server's socket
 RECEIVE_SLACK_NS = 50 * MS  # the client's thread may wait for a core
 LLAMA_NAMES = (
@@ -97,6 +99,31 @@ def test_scenario_says_the_truth(name: str, workdir: Path) -> None:
     _assert_reads_fell_where_expected(run)
     assert not Path(f"/proc/{run.server_pid}").exists()
     assert not Path(f"/proc/{run.truth.runner_pid}").exists()
+    _assert_nobody_is_left(run)
+
+
+def test_an_engines_workers_end_with_it(workdir: Path) -> None:
+    """They are forked, and told by nobody: each has to see the end of its core."""
+    whole = SCENARIOS["vllm_two_workers"]
+    small = replace(whole, name="two_small", cold=False, weights_b_bytes=4 * MIB)
+    _assert_nobody_is_left(run_scenario(small, workdir))
+
+
+def _assert_nobody_is_left(run: ScenarioRun) -> None:
+    deadline = time.monotonic() + LEFT_WITHIN_S
+    while left := _holders(run.truth_path):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.02)
+
+
+def _holders(path: Path) -> list[str]:
+    """Who has a file open that every process of a server has."""
+    found = []
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if link.readlink() == path:
+                found.append(link.parts[2])
+    return found
 
 
 def _assert_partition(run: ScenarioRun) -> None:

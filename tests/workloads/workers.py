@@ -12,7 +12,9 @@ import multiprocessing
 import os
 import socket
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import BinaryIO
 
 from .config import ModelConfig, ServerConfig
 from .engine import Engine, Stamps
@@ -26,11 +28,12 @@ class Workers:
 
     def __init__(self, config: ServerConfig, model: ModelConfig) -> None:
         context = multiprocessing.get_context("fork")
-        self._channels = []
+        self._channels: list[tuple[socket.socket, BinaryIO]] = []
         self._step = threading.Lock()
         for rank in range(model.tensor_parallel):
             ours, theirs = socket.socketpair()
-            arguments = (config, _part(model, rank), rank, theirs)
+            cores = [ours, *(channel for channel, _ in self._channels)]
+            arguments = (config, _part(model, rank), rank, theirs, cores)
             context.Process(target=_work, args=arguments, daemon=True).start()
             theirs.close()
             self._channels.append((ours, ours.makefile("rb")))
@@ -67,7 +70,16 @@ def _part(model: ModelConfig, rank: int) -> ModelConfig:
     return replace(model, path=first, shards=tuple(rest))
 
 
-def _work(config: ServerConfig, model: ModelConfig, rank: int, channel: socket.socket) -> None:
+def _work(
+    config: ServerConfig,
+    model: ModelConfig,
+    rank: int,
+    channel: socket.socket,
+    cores: Sequence[socket.socket],
+) -> None:
+    """Ends with the core, however that ends: its ends of the channels are nobody else's."""
+    for inherited in cores:
+        os.close(inherited.detach())
     share_signals()
     name_oneself(f"VLLM::Worker_TP{rank}")
     engine = Engine(config.library_path, model, markers=config.markers)

@@ -8,7 +8,7 @@ from ttftprof.model import Evidence, Phase
 from ttftprof.phases.edges import INFERRED, OBSERVED, Edge
 from ttftprof.phases.served import TOGETHER_NS, Served
 from ttftprof.sources.http import BEGAN_BEFORE
-from ttftprof.timeline import FOREVER, Call, EngineLoad, Exchange, Timeline
+from ttftprof.timeline import FOREVER, EngineLoad, Exchange, Timeline
 
 LOADED_FOR_ANOTHER = "its model was being loaded for an earlier request"
 
@@ -107,6 +107,9 @@ def inside_server(timeline: Timeline, served: Served) -> Edge | None:
     return for_room if for_room is not None else _slot_wait(timeline, served)
 
 
+_COMPUTE = ("decode", "encode")
+
+
 # -- slots ----------------------------------------------------------------------------------------
 
 
@@ -124,14 +127,14 @@ def _slot_wait(timeline: Timeline, served: Served) -> Edge | None:
         and mine.start_ns < (e.end_ns or FOREVER)
     ]
     ahead = [e for e in beside if (e.end_ns or FOREVER) <= first_token]
-    busy = _call_under_way(timeline, served.server, mine.start_ns)
+    busy = timeline.call_under_way(served.server, _COMPUTE, mine.start_ns)
     if not ahead and busy is None and all(e.start_ns > mine.start_ns for e in beside):
         return None
     given_ns = _slot_given_ns(timeline, mine)
     if given_ns is not None and given_ns - mine.start_ns <= SLACK_NS:
         return None
     if given_ns is not None:
-        call = _call_under_way(timeline, served.server, given_ns)
+        call = timeline.call_under_way(served.server, _COMPUTE, given_ns)
         if call is not None and call.start_ns > mine.start_ns:
             given_ns = call.start_ns  # slots are given between calls; the line came late
         return Edge(given_ns, OBSERVED, Evidence("log", "the server gave the request a slot"))
@@ -146,25 +149,18 @@ def _slot_wait(timeline: Timeline, served: Served) -> Edge | None:
     return Edge(busy.end_ns, OBSERVED, computed)
 
 
-def _call_under_way(timeline: Timeline, tgid: int, ns: int) -> Call | None:
-    """The decode or encode of a process that a moment falls into."""
-    calls = [
-        c
-        for name in ("decode", "encode")
-        for c in timeline.calls_of(tgid, name, 0, ns)[-1:]
-        if c.start_ns < ns < c.end_ns
-    ]
-    return max(calls, key=lambda c: c.end_ns, default=None)
-
-
 def others_computed_until(timeline: Timeline, served: Served, since_ns: int, own_ns: int) -> bool:
     """Whether, before a server began on this prompt by its own figure, it computed for others: more
     than half of the time since."""
+    calls = [
+        call
+        for name in _COMPUTE
+        for call in timeline.calls_of(served.server, name, since_ns, own_ns)
+    ]
+    first = timeline.call_under_way(served.server, _COMPUTE, since_ns)
     spans = [
         (max(c.start_ns, since_ns), min(c.end_ns, own_ns))
-        for name in ("decode", "encode")
-        for c in timeline.calls_of(served.server, name, 0, own_ns)
-        if c.end_ns > since_ns
+        for c in ([first] if first else []) + calls
     ]
     return 2 * sum(end - begin for begin, end in spans) > own_ns - since_ns
 
