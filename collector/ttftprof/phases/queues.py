@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Self
 
 from ttftprof.model import Evidence, Phase
 from ttftprof.phases.edges import INFERRED, OBSERVED, Edge
@@ -117,15 +121,7 @@ def _slot_wait(timeline: Timeline, served: Served) -> Edge | None:
     """Waiting for a slot that another request holds, or for the call that computes for another."""
     mine = served.last_hop
     first_token = mine.first_token_ns or served.last_ns
-    beside = [
-        e
-        for e in timeline.exchanges
-        if e is not mine
-        and e.tgid == mine.tgid
-        and e.generates
-        and e.start_ns <= mine.start_ns + TOGETHER_NS
-        and mine.start_ns < (e.end_ns or FOREVER)
-    ]
+    beside = timeline.derived(_InServer.of, mine.tgid).beside(mine)
     ahead = [e for e in beside if (e.end_ns or FOREVER) <= first_token]
     busy = timeline.call_under_way(served.server, _COMPUTE, mine.start_ns)
     if not ahead and busy is None and all(e.start_ns > mine.start_ns for e in beside):
@@ -167,11 +163,13 @@ def others_computed_until(timeline: Timeline, served: Served, since_ns: int, own
 
 def _slot_given_ns(timeline: Timeline, mine: Exchange) -> int | None:
     """When the server gave this request a slot: they are given by turns."""
-    given: list[int] = []
-    for mark in timeline.marks_of(mine.tgid, "slot_start"):
-        if not given or mark.ns - given[-1] > SLACK_NS:  # one start may write two lines
-            given.append(mark.ns)
-    for exchange in _by_turns(timeline, mine.tgid):
+    server = timeline.derived(_InServer.of, mine.tgid)
+    if not server.given_ns or id(mine) not in server.busy:
+        return None
+    busy = server.busy[id(mine)]
+    begun_ns = min(exchange.start_ns for exchange in busy)
+    given = server.given_ns[bisect_left(server.given_ns, begun_ns) :]
+    for exchange in busy:
         if BEGAN_BEFORE in exchange.notes:  # and so may have had its slot
             continue
         its = _between(given, exchange.start_ns, _served_by(exchange))
@@ -192,17 +190,63 @@ def _between(given: Sequence[int], start_ns: int, end_ns: int) -> list[int]:
     return [ns for ns in given if start_ns <= ns <= end_ns]
 
 
-def _by_turns(timeline: Timeline, tgid: int) -> list[Exchange]:
-    """A server's requests in the order of their arrival; those that came together, in the order of
-    their first tokens, or of their ends where somebody hung up."""
-    own = [e for e in timeline.exchanges if e.tgid == tgid and e.generates]
+@dataclass(frozen=True, slots=True)
+class _InServer:
+    """A server's requests by start, and what is asked of them again and again.
+
+    `latest_end_ns`: up to each. `given_ns`: when it gave slots. `busy`: for a request (by id) those
+    of the time that it lies in, from when nobody waited on, by turns: who came before has no say
+    in who has which slot.
+    """
+
+    requests: list[Exchange]
+    starts_ns: list[int]
+    latest_end_ns: list[int]
+    given_ns: list[int]
+    busy: dict[int, list[Exchange]]
+
+    @classmethod
+    def of(cls, timeline: Timeline, tgid: int) -> Self:
+        own = [e for e in timeline.exchanges if e.tgid == tgid and e.generates]
+        own.sort(key=lambda e: e.start_ns)
+        given: list[int] = []
+        for mark in timeline.marks_of(tgid, "slot_start"):
+            if not given or mark.ns - given[-1] > SLACK_NS:  # one start may write two lines
+                given.append(mark.ns)
+        ends = accumulate((e.end_ns or FOREVER for e in own), max)
+        return cls(own, [e.start_ns for e in own], list(ends), given, _busy_times(own))
+
+    def beside(self, mine: Exchange) -> list[Exchange]:
+        """The others that were there when this one came, or came with it."""
+        first = bisect_right(self.latest_end_ns, mine.start_ns)
+        last = bisect_right(self.starts_ns, mine.start_ns + TOGETHER_NS)
+        there = self.requests[first:last]
+        return [e for e in there if e is not mine and mine.start_ns < (e.end_ns or FOREVER)]
+
+
+def _busy_times(own: Sequence[Exchange]) -> dict[int, list[Exchange]]:
+    found: dict[int, list[Exchange]] = {}
+    busy: list[Exchange] = []
+    until_ns = 0
+    for together in _turns(own):
+        if together[0].start_ns > until_ns:
+            busy = []
+        busy += sorted(together, key=_served_by)
+        until_ns = max(until_ns, *map(_served_by, together))
+        found |= dict.fromkeys(map(id, together), busy)
+    return found
+
+
+def _turns(own: Sequence[Exchange]) -> list[list[Exchange]]:
+    """Requests in the order of their arrival; those that came together have their turns in the
+    order of their first tokens, or of their ends where somebody hung up."""
     turns: list[list[Exchange]] = []
-    for exchange in sorted(own, key=lambda e: e.start_ns):
+    for exchange in own:
         if turns and exchange.start_ns - turns[-1][-1].start_ns <= TOGETHER_NS:
             turns[-1].append(exchange)
         else:
             turns.append([exchange])
-    return [exchange for together in turns for exchange in sorted(together, key=_served_by)]
+    return turns
 
 
 # -- room in the KV cache -------------------------------------------------------------------------
