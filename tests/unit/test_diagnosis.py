@@ -104,11 +104,6 @@ def test_alone_the_largest_cell_is_to_blame() -> None:
     assert verdict.share == pytest.approx(1_000 / 1_600)
 
 
-def test_a_phase_of_many_small_cells_does_not_beat_one_big_cell() -> None:
-    small: list[Cell] = [("init", a, 90) for a in ("cpu", "lock", "sleep", "idle")]
-    assert judge(facts(*small, ("prefill", "cpu", 100)), None).cause == "prefill"
-
-
 def test_parts_of_one_cell_are_summed() -> None:
     cells: list[Cell] = [("queue", "idle", 60), ("load", "cpu", 100), ("queue", "idle", 60)]
     assert judge(facts(*cells), None).cause == "queue"
@@ -152,6 +147,12 @@ def test_a_small_growth_before_a_big_one_is_not_to_blame() -> None:
 def test_where_nothing_grew_the_dominant_phase_is_named() -> None:
     verdict = judge(facts(("prefill", "cpu", 295), ("first_decode", "cpu", 10)), BASELINE)
     assert verdict.cause == "prefill"
+
+
+def test_alone_the_longest_phase_is_named_though_it_did_many_things() -> None:
+    small: list[Cell] = [("load", a, 90) for a in ("cpu", "lock", "idle")]
+    verdict = judge(facts(("launch", "cpu", 270), *small, ("load", "storage_wait", 110)), None)
+    assert (verdict.cause, verdict.activity) == ("load", "storage_wait")
 
 
 def test_a_baseline_is_named_with_its_figure() -> None:

@@ -1,8 +1,8 @@
 """The verdict on one request: what to blame, how sure, what to change, how to check it.
 
-Pure. Alone, a request is judged by its dominant phase × activity; beside a resident request of the
-same recording, by the first phase that grew beyond noise. Every number in a sentence is evidence of
-the recording; a gain is only promised with the model that gives it.
+Pure. Alone, a request is judged by its longest phase and what that mostly did; beside a resident
+request of the same recording, by the first phase that grew beyond noise. Every number in a sentence
+is evidence of the recording; a gain is only promised with the model that gives it.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ def _without_answer(facts: Facts) -> str:
 
 
 def _dominant_phase(facts: Facts) -> str:
-    """The phase of the largest phase × activity cell."""
-    return max(facts.table, key=lambda p: max(facts.table[p].values()))
+    """The longest one, whatever mix of activities it is made of."""
+    return max(facts.table, key=lambda p: sum(facts.table[p].values()))
 
 
 def noise_ns(baseline: Request) -> int:
