@@ -42,8 +42,9 @@ from ttftprof.events import (
     dev_numbers,
 )
 from ttftprof.governor import BUDGET, PYTHON, RECORDER, SLOWER, TICK_HZ, Decision, Governor
-from ttftprof.kernel.session import ProbeSession, Settings
+from ttftprof.kernel.session import ProbeSession
 from ttftprof.kernel.statistics import ALL_OF_WINDOWS, Windows
+from ttftprof.polled import PolledSession
 from ttftprof.recording import Sink, Source
 from ttftprof.sources.gpu import Gpus, before_others
 from ttftprof.sources.libraries import LibraryMarks
@@ -71,10 +72,10 @@ from ttftprof.target import Target
 
 ACTIVE_NS = 20 * NS_PER_MS
 CALM_NS = 50 * NS_PER_MS  # threads run and wait, but no file moves and nobody is answered
-IDLE_NS = 160 * NS_PER_MS
 TEXT_GAP_NS = 2 * NS_PER_MS  # the first of many texts is looked at as it comes, and then no sooner
 WRITE_EVERY_NS = 200 * NS_PER_MS  # what kill -9 can cost
 OWN_EVERY_NS = NS_PER_S
+Session = ProbeSession | PolledSession
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TCP_CLOSE = 7
 _NAMED = 8  # of many processes, how many are
@@ -140,7 +141,7 @@ class Recorder:
         self,
         writer: Sink,
         target: Target,
-        settings: Settings | None = None,
+        session: Session,
         limits: Limits | None = None,
         show: Callable[[Progress], None] = lambda _: None,
         say: Callable[[str], None] = lambda _: None,
@@ -151,7 +152,7 @@ class Recorder:
         self.writer = writer
         self.target = target
         self.limits = limits or Limits()
-        self.session = ProbeSession(settings or Settings())
+        self.session = session
         self.progress = Progress(now_ns())
         self._show = show
         self._say = say
@@ -203,7 +204,8 @@ class Recorder:
         """Loads, attaches, seeds and drains once; then calls `armed`, from which on nothing is done
         that needs more than `privilege.KEPT`. Raises what `ProbeSession.load` raises."""
         began, began_cpu = now_ns(), time.process_time_ns()
-        self._windows = windows = Windows()
+        if self.session.is_probed:
+            self._windows = Windows()
         self.session.load()
         self.session.attach()
         for port, pid in listening_ports(set(self.target.pids)).items():
@@ -213,7 +215,8 @@ class Recorder:
             self.session.take_successors(name, self.target.successors_in)
         self.session.seed(self.target.pids)
         self.session.await_modules()
-        windows.begin()
+        if self._windows is not None:
+            self._windows.begin()
         self._threads = SlotReader(self.session.threads, THREAD_ROW)
         self._files = SlotReader(self.session.files, FILE_ROW)
         self._libraries.attach_drivers()
@@ -231,6 +234,7 @@ class Recorder:
         self.writer.commit()
         with before_others():
             armed()
+            self.session.begin()
             # Last, for what a thread may do is its own. A driver may take seconds to wake.
             self._gpus.start()
 
@@ -322,7 +326,7 @@ class Recorder:
             due = max(min(due, now) + interval, now)  # what ends a sleep early delays no look
             self._wait_until(due)
             seen = self._cycle()
-            interval = min(seen * self._pace or interval * 2, IDLE_NS)
+            interval = min(seen * self._pace or interval * 2, self.session.slowest_ns)
             self._show(self.progress)
 
     def _wait_until(self, due_ns: int) -> None:

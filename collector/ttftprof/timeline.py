@@ -37,6 +37,7 @@ from ttftprof.sources.http import BEGAN_BEFORE
 from ttftprof.sources.mountstats import MountStats, ShareStats
 
 Ints = npt.NDArray[np.int64]
+LOOKED_AT = "proc"  # the loader of a recording without probes
 FOREVER = int(np.iinfo(np.int64).max)
 _Derived = TypeVar("_Derived")
 _Key = TypeVar("_Key", bound=Hashable)
@@ -274,6 +275,12 @@ class Timeline:
         default_factory=dict, init=False, repr=False, compare=False
     )
     _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def is_probed(self) -> bool:
+        """Whether the kernel's probes saw it, or looks at /proc did."""
+        settings = self.meta.get("settings")
+        return not (isinstance(settings, dict) and settings.get("loader") == LOOKED_AT)
 
     def derived(self, make: Callable[[Timeline, _Key], _Derived], key: _Key) -> _Derived:
         """What `make` makes of one process, file…, made once: many requests ask for the same."""

@@ -22,15 +22,26 @@ from ttftprof import target as targets
 from ttftprof.caller import as_caller, become, sudo_caller
 from ttftprof.clock import NS_PER_S, now_ns
 from ttftprof.command_line import public_argv
-from ttftprof.errors import Interrupted, OutputError, TargetError, Unsupported, UsageError
+from ttftprof.errors import (
+    Interrupted,
+    NotPermitted,
+    OutputError,
+    TargetError,
+    Unsupported,
+    UsageError,
+)
 from ttftprof.kernel import privilege
 from ttftprof.kernel.libbpf import BpfError
 from ttftprof.kernel.permission import check_permitted
-from ttftprof.kernel.session import LOADERS, TEXT_RING_BYTES, Settings
+from ttftprof.kernel.session import LOADERS, TEXT_RING_BYTES, ProbeSession, Settings
 from ttftprof.plain import plain_lines
-from ttftprof.recorder import STOP_SIGNALS, Limits, Progress, Recorder
+from ttftprof.polled import PolledSession
+from ttftprof.polled.output import CommandOutput
+from ttftprof.polled.relay import Relay
+from ttftprof.recorder import STOP_SIGNALS, Limits, Progress, Recorder, Session
 from ttftprof.recording import Writer
 from ttftprof.sources.python_stacks import PythonStacks
+from ttftprof.timeline import LOOKED_AT
 
 UNKNOWN_CODE = 125  # of a command whose end was not told; as `timeout` and `docker run` have it
 
@@ -121,11 +132,19 @@ def target_options(command: _Command) -> _Command:
 )
 @click.option(
     "--loader",
-    type=click.Choice(LOADERS),
+    type=click.Choice([*LOADERS, LOOKED_AT]),
     default="auto",
     show_default=True,
     help="How the probes are fitted to the kernel: by the types it carries (libbpf), or by its "
-    "headers (bcc), which auto takes where it carries none.",
+    "headers (bcc), which auto takes where it carries none; or no probes, but looks at /proc "
+    "(proc), which auto takes where it may load none.",
+)
+@click.option(
+    "--relay",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Without probes: listen on this port of the loopback and pass all on to the server, so "
+    "that requests and first tokens are seen. Let the client send there.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="No live line.")
 def command(
@@ -141,6 +160,7 @@ def command(
     native_stacks: bool,
     overhead_budget: str,
     loader: str,
+    relay: int | None,
     quiet: bool,
     command_line: tuple[str, ...],
     **named: Any,
@@ -150,10 +170,14 @@ def command(
     Name the server with ONE of the options below or a command after `--`; with none, the inference
     servers that run here are looked for. Start it before the switch, switch the model as usual,
     then press Ctrl-C. The server is not touched.
+
+    Without root, /proc is looked at 50 times a second instead of the kernel's probes: less is seen,
+    and the report says what.
     """
     if native_stacks and not python_stacks:
         raise UsageError("native frames come with the Python stacks", "leave one option out")
     check_target(named, command_line)
+    is_probed = _is_probed(loader, relay)
     clear_ready(ready_file)
     path = output or Path(time.strftime("ttftprof-%Y%m%d-%H%M%S.ttft"))
     settings = replace(
@@ -164,7 +188,9 @@ def command(
     duration_ns = None if duration is None else _whole("--duration", duration, NS_PER_S)
     budget = _budget(overhead_budget)
     interrupts = Interrupts()
-    child = Gate.spawn(command_line) if command_line else None
+    through = Relay(relay) if relay is not None else None
+    said = CommandOutput() if command_line and not is_probed else None
+    child = Gate.spawn(command_line, said) if command_line else None
     try:
         target = find_target(named, child)
         limits = Limits(
@@ -175,8 +201,11 @@ def command(
         writer = Writer(path, overwrite=force)
         live = _LiveLine(enabled=not quiet and sys.stderr.isatty())
         python = PythonStacks(enabled=python_stacks, native=native_stacks)
+        session: Session = ProbeSession(settings)
+        if not is_probed:
+            session = PolledSession(settings, through, said, child.pid if child else 0)
         recorder = Recorder(
-            writer, target, settings, limits, live.show, _say, gpu_launches, python, budget
+            writer, target, session, limits, live.show, _say, gpu_launches, python, budget
         )
         return _record(recorder, writer, ready_file, child, live, interrupts)
     except BaseException:
@@ -195,11 +224,33 @@ def check_target(named: Mapping[str, Any], command_line: tuple[str, ...]) -> Non
         )
     if any(value == "" for value in named.values()):
         raise UsageError(f"{chosen[0]} is empty", "an empty name would mean the whole machine")
-    check_permitted()
     if command_line and shutil.which(command_line[0]) is None:
         raise TargetError(
             f"there is no command {command_line[0]!r}", "check its name, or give its whole path"
         )
+
+
+def _is_probed(loader: str, relay: int | None) -> bool:
+    """Whether the kernel's probes are used; where they may not be, says why. Raises what stands
+    against what was asked for."""
+    refused: NotPermitted | None = None
+    try:
+        if loader != LOOKED_AT:
+            check_permitted()
+    except NotPermitted as error:
+        if loader != "auto":
+            raise
+        refused = error
+    is_probed = loader != LOOKED_AT and refused is None
+    if is_probed and relay is not None:
+        raise UsageError(
+            "--relay is for recording without probes, which see the server's sockets themselves",
+            "leave it out, or add --loader proc",
+        )
+    if refused is not None:
+        _say(f"{refused.message}; so /proc is looked at instead, which shows less")
+        _say(f"for all of it: {refused.next_step}")
+    return is_probed
 
 
 class Interrupts:
@@ -286,7 +337,7 @@ def _record(
     writer.settle()
     _say(f"recording {recorder.target.how} to {shlex.quote(str(writer.path))}")
     for state in recorder.session.states.values():
-        if state.state != "ok":
+        if state.state != "ok" and recorder.session.is_probed:
             _say(f"{state.name} is {state.state}: {state.reason}; {state.lost}")
     try:
         why = recorder.run()
@@ -431,13 +482,18 @@ class Gate:
         self._is_released = False
 
     @classmethod
-    def spawn(cls, command_line: tuple[str, ...]) -> Gate:
+    def spawn(cls, command_line: tuple[str, ...], said: CommandOutput | None = None) -> Gate:
+        """`said`: what its output goes through."""
         gate_r, gate_w = os.pipe()
         pid = os.fork()
         if pid == 0:
             os.close(gate_w)
+            for number, end in enumerate(said.ends if said else (), 1):
+                os.dup2(end, number)
             _run_command(gate_r, command_line)
         os.close(gate_r)
+        if said:
+            said.handed_over()
         return cls(pid, gate_w, shlex.join(public_argv(command_line)))
 
     def release(self) -> bool:

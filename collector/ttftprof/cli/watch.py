@@ -29,7 +29,8 @@ from ttftprof.cli.record import (
 )
 from ttftprof.clock import NS_PER_S, now_ns
 from ttftprof.errors import Interrupted, OutputError, TargetError, UsageError
-from ttftprof.kernel.session import Settings
+from ttftprof.kernel.permission import check_permitted
+from ttftprof.kernel.session import ProbeSession, Settings
 from ttftprof.recorder import Limits, Progress, Recorder
 from ttftprof.reports import json as json_report
 from ttftprof.reports import live, watch_json
@@ -97,6 +98,7 @@ def command(
     """
     output.checked_width(width)
     metrics = _Metrics(address) if address else None
+    check_permitted()
     check_target(named, command_line)
     clear_ready(ready_file)
     slow = _slow(keep_slow)
@@ -209,7 +211,9 @@ class _Watched:
             watcher.step(progress)
             self._screen.show(progress)
 
-        recorder = Recorder(watcher.rolling, target, Settings(), limits, show, self._screen.say)
+        recorder = Recorder(
+            watcher.rolling, target, ProbeSession(Settings()), limits, show, self._screen.say
+        )
         watcher.follow(recorder)
         self._screen.say(f"watching {target.how}")
         folder = self._slow.folder if self._slow else None

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ttftprof.clock import NS_PER_S, now_ns
+from ttftprof.clock import NS_PER_MS, NS_PER_S, now_ns
 from ttftprof.errors import NotPermitted, Unsupported, too_many_files
 from ttftprof.events import (
     CONTROL,
@@ -50,6 +50,7 @@ OBJECT = Path(__file__).parent / "objects" / platform.machine() / "probes.bpf.o"
 OBJECT_WITHOUT_BTF = OBJECT.parent / "no_btf" / OBJECT.name
 # How the kernel's types are come by: it carries them, or bcc compiles them from its headers.
 LOADERS = ("auto", "libbpf", "bcc")
+IDLE_NS = 160 * NS_PER_MS  # between two looks at probes that have nothing to tell
 THREADS = 8192
 FILES = 4096
 END_RING_BYTES = 1 << 20
@@ -229,6 +230,9 @@ class ProbeSession:
     `load`, then `attach`, then `seed` the target's processes. `states` says what became of each
     probe, by stem.
     """
+
+    is_probed = True
+    slowest_ns = IDLE_NS
 
     def __init__(self, settings: Settings, probes: Sequence[Probe] = PROBES) -> None:
         self.settings = settings
@@ -494,6 +498,9 @@ class ProbeSession:
         elif section.startswith(_HOOKED):
             link = library().bpf_program__attach(program)
             self._loaded.named_links[name] = libbpf.present(f"attach {name}", link)
+
+    def begin(self) -> None:
+        """All that runs beside this process runs already."""
 
     def await_modules(self) -> None:
         """From now on probes of modules that are not loaded yet are attached when they are. To be

@@ -79,7 +79,7 @@ def partition(timeline: Timeline, served: Served, everyone: Sequence[Served]) ->
     """The phases of one request. Sum of durations = the interval, to the nanosecond."""
     front = served.front
     end_ns = front.first_token_ns or min(front.end_ns or timeline.end_ns, timeline.end_ns)
-    cutter = Cutter(front.start_ns, max(end_ns, front.start_ns))
+    cutter = Cutter(front.start_ns, max(end_ns, front.start_ns), timeline.is_probed)
     start = start_up(timeline, served)
     answered = front.first_token_ns is not None
     if served.cut_off and start is not None:

@@ -21,8 +21,10 @@ class Edge:
 class Cutter:
     """Lays phases one behind the other over [start, end]."""
 
-    def __init__(self, start_ns: int, end_ns: int) -> None:
+    def __init__(self, start_ns: int, end_ns: int, probed: bool = True) -> None:
+        """`probed`: whether probes saw the edges; known to a look's distance, none is observed."""
         self._at = start_ns
+        self._probed = probed
         self._end = end_ns
         self.phases: list[Phase] = []
 
@@ -36,7 +38,8 @@ class Cutter:
             return
         end = min(edge.ns, self._end)
         if end > self._at:
-            found = Phase(phase, self._at, end, basis or edge.basis, (edge.evidence,))
+            basis = basis or edge.basis if self._probed else INFERRED
+            found = Phase(phase, self._at, end, basis, (edge.evidence,))
             self.phases.append(found)
             self._at = end
 

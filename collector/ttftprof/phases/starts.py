@@ -64,7 +64,8 @@ def _switched_inside(timeline: Timeline, process: Process) -> Iterator[Started]:
             timeline.end_ns,
         )
         start = start_up_of(timeline, process, until_ns)
-        found = _cut(replace(start, began=None), min(freed_ns), until_ns, "evict")
+        alone = replace(start, began=None)
+        found = _cut(timeline, alone, min(freed_ns), until_ns, "evict")
         if found:  # none where a request was taken before, and so waited for it
             yield Started(start, None, found)
 
@@ -98,14 +99,16 @@ def _started(timeline: Timeline, process: Process, until_ns: int) -> Started | N
     old = replaced(timeline, process)
     first = first_act(timeline, process.start_ns - RESTART_NS, old) if old else None
     begin_ns = first.ns if first else start.began.ns
-    found = _cut(start, begin_ns, before_ns, "launch")
+    found = _cut(timeline, start, begin_ns, before_ns, "launch")
     return Started(start, old, found) if found else None
 
 
-def _cut(start: StartUp, begin_ns: int, before_ns: int, until_load: str) -> tuple[Phase, ...]:
+def _cut(
+    timeline: Timeline, start: StartUp, begin_ns: int, before_ns: int, until_load: str
+) -> tuple[Phase, ...]:
     """`until_load`: what goes on until the load begins, after a new process was executed, if so."""
     end = start.ready or start.load_end
-    cutter = Cutter(begin_ns, end.ns if end else before_ns)
+    cutter = Cutter(begin_ns, end.ns if end else before_ns, timeline.is_probed)
     cutter.until("evict", start.began)
     for edge, _ in start.launching():
         cutter.until("launch", edge)

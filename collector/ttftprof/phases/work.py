@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ttftprof.activities import process_activities
 from ttftprof.model import Evidence
@@ -71,6 +72,11 @@ def work(
     prefilled = _prefill_end(timeline, served, cutter.at_ns)
     if prefilled is None and switched and served.worker and start and start.ready is None:
         return  # neither when the server was able to serve nor what it then did was seen
+    if switched and answered and prefilled is not None:
+        told = _told_from_the_end(served, start, prefilled)
+        if told is not None and told.ns > cutter.at_ns:
+            cutter.until("init", told)
+            prefilled = replace(prefilled, ns=served.last_ns)
     cutter.until("queue", _began_late(timeline, served, prefilled, cutter.at_ns))
     cutter.until("prefill", prefilled)
     if not answered:
@@ -80,6 +86,20 @@ def work(
         cutter.rest("prefill", INFERRED, first_token)
     else:
         cutter.rest("first_decode", OBSERVED, first_token)
+
+
+def _told_from_the_end(served: Served, start: StartUp | None, prefilled: Edge) -> Edge | None:
+    """Where nothing shows when the server was able to serve, what it says of the prompt is counted
+    back from the first token, which follows the prompt. What is before belongs to its start."""
+    took = prefilled.evidence.value
+    if prefilled.basis != INFERRED or start is None or start.ready is not None:
+        return None
+    if prefilled.evidence.unit != "ms" or not isinstance(took, (int, float)):
+        return None
+    told = "the prompt took so long by the server's own figure, up to the first token"
+    return Edge(
+        served.last_ns - round(took * 1e6), INFERRED, Evidence("response", told, took, "ms")
+    )
 
 
 _BUSY = ("cpu", "fault", "transfer", "gpu")

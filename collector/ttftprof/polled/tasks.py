@@ -1,0 +1,305 @@
+"""Processes and their threads, as looks at /proc show them: who is there, who runs, who waits."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ttftprof.clock import NS_PER_S
+from ttftprof.events import Kind, Wait
+from ttftprof.sources.processes import PROC
+
+_TICK_NS = NS_PER_S // os.sysconf("SC_CLK_TCK")
+# A new process is looked at for an exec into a program of the same name.
+_YOUNG_NS = 2 * NS_PER_S
+_STORAGE_STATE = "D"
+_SLEEPS = "SDTtI"
+# Where in the kernel a thread sleeps (/proc/PID/task/TID/wchan), by the beginning of its name.
+_WAITS = (
+    ("folio_wait", Wait.STORAGE),
+    ("io_schedule", Wait.STORAGE),
+    ("futex", Wait.LOCK),
+    ("hrtimer", Wait.TIMER),
+    ("do_nanosleep", Wait.TIMER),
+    ("common_nsleep", Wait.TIMER),
+    ("schedule_hrtimeout", Wait.NETWORK),  # poll and its like, with a timeout
+    ("ep_poll", Wait.NETWORK),
+    ("do_poll", Wait.NETWORK),
+    ("do_epoll", Wait.NETWORK),
+    ("do_select", Wait.NETWORK),
+    ("inet_csk", Wait.NETWORK),
+    ("sk_wait", Wait.NETWORK),
+    ("wait_woken", Wait.NETWORK),
+    ("unix_", Wait.NETWORK),
+    ("do_wait", Wait.CHILD),
+    ("kernel_wait", Wait.CHILD),
+    ("pipe_", Wait.PIPE),
+    ("anon_pipe", Wait.PIPE),
+)
+
+
+def numbers_in(folder: Path | str) -> set[int]:
+    """The entries of a folder of /proc that are numbers. Raises OSError."""
+    with os.scandir(folder) as entries:
+        return {int(entry.name) for entry in entries if entry.name.isdigit()}
+
+
+def _content(path: str, limit: int = 4096) -> bytes:
+    """The beginning of a small file, read as cheaply as can be: this happens thousands of times a
+    second. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, limit)
+    finally:
+        os.close(fd)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An event in the fields of `struct event`; what is not named is 0."""
+
+    kind: Kind
+    ns: int
+    tgid: int
+    tid: int
+    duration_ns: int = 0
+    flags: int = 0
+    dev: int = 0
+    ino: int = 0
+    a: int = 0
+    b: int = 0
+
+
+class Thread:
+    """One thread: its running time and faults, and since when it waits for what.
+
+    /proc is read through descriptors that stay with this thread: a number that is given to another
+    one is never taken for it.
+    """
+
+    def __init__(self, tgid: int, tid: int, since_ns: int, proc: str) -> None:
+        """Raises OSError if it is gone."""
+        self.tgid, self.tid, self.since_ns = tgid, tid, since_ns
+        self.cpu_ns = self.min_flt = self.maj_flt = 0
+        self.off_ns = 0  # 0: it runs
+        self.off_reason = Wait.OTHER
+        self.has_changed = True  # since somebody set it to False
+        self._folder = f"{proc}/{tgid}/task/{tid}"
+        self._times = os.open(f"{self._folder}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._stat = os.open(f"{self._folder}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            os.close(self._times)
+            raise
+        self._before = b""
+
+    def look(self, ns: int) -> Told | None:
+        """What it did since the last look: a wait that ended, if one did. Raises OSError if it is
+        gone."""
+        times = os.pread(self._times, 128, 0)
+        if times == self._before:  # it has not run, so nothing about it has changed
+            return None
+        self._before = times
+        self.has_changed = True
+        self.cpu_ns = int(times.split(None, 1)[0] or 0)
+        text = os.pread(self._stat, 1024, 0)
+        fields = text[text.rindex(b")") + 2 :].split()
+        self.min_flt, self.maj_flt = int(fields[7]), int(fields[9])
+        state = fields[0].decode()
+        ended = self._woken(ns)
+        if state in _SLEEPS:
+            self.off_ns, self.off_reason = ns, self._reason(state)
+        return ended
+
+    def _woken(self, ns: int) -> Told | None:
+        """It ran since: the wait it was seen in is over, at the latest by now."""
+        if not self.off_ns:
+            return None
+        since, self.off_ns = self.off_ns, 0
+        return Told(
+            Kind.OFFCPU, since, self.tgid, self.tid, ns - since, int(self.off_reason)
+        )  # fmt: skip
+
+    def _reason(self, state: str) -> Wait:
+        if state == _STORAGE_STATE:
+            return Wait.STORAGE
+        try:
+            where = Path(self._folder, "wchan").read_text()
+        except OSError:
+            return Wait.OTHER
+        return next((wait for begin, wait in _WAITS if where.startswith(begin)), Wait.OTHER)
+
+    def end(self, ns: int) -> Told:
+        """The record of its end."""
+        self.close()
+        return Told(
+            Kind.THREAD_END,
+            self.since_ns,
+            self.tgid,
+            self.tid,
+            ns - self.since_ns,
+            ino=self.cpu_ns,
+            a=self.min_flt,
+            b=self.maj_flt,
+        )
+
+    def close(self) -> None:
+        os.close(self._times)
+        os.close(self._stat)
+
+
+@dataclass(slots=True)
+class Task:
+    """One process of the target."""
+
+    pid: int
+    began_ns: int
+    comm: bytes
+    argv: bytes
+    threads: dict[int, Thread] = field(default_factory=dict)
+
+
+class Tasks:
+    """The target's processes and threads. Each `look` gives what happened since the last one."""
+
+    def __init__(self, proc: Path = PROC) -> None:
+        self.of: dict[int, Task] = {}
+        self._proc = str(proc)
+        self._seen: set[int] = set()  # pids that are no members
+        self._last_ns = 0
+        self._names: frozenset[str] = frozenset()
+
+    def threads(self) -> Iterator[Thread]:
+        for task in self.of.values():
+            yield from task.threads.values()
+
+    def succeed(self, names: frozenset[str]) -> None:
+        """A process executed later under one of these names is of the target."""
+        self._names = names
+
+    def begin(self, pids: frozenset[int], ns: int) -> None:
+        """The processes that are there from the start; what else runs belongs to others."""
+        for pid in sorted(pids):
+            self._join(pid, 0, ns)
+        self._seen = numbers_in(self._proc) - self.of.keys()
+        self._last_ns = ns
+
+    def look(self, ns: int) -> list[Told]:
+        told = [*self._departed(ns), *self._arrived(ns), *self._executed(ns)]
+        for task in list(self.of.values()):
+            told += self._threads_of(task, ns)
+        self._last_ns = ns
+        return told
+
+    def close(self) -> None:
+        for thread in self.threads():
+            thread.close()
+
+    def _departed(self, ns: int) -> list[Told]:
+        told: list[Told] = []
+        for pid, task in list(self.of.items()):
+            if self._state(pid) in (None, b"Z", b"X"):
+                told.append(Told(Kind.PROCESS_EXIT, ns, pid, pid))
+                told += [thread.end(ns) for thread in task.threads.values()]
+                del self.of[pid]
+                self._seen.add(pid)
+        return told
+
+    def _arrived(self, ns: int) -> list[Told]:
+        """New processes whose parent is a member, parents before their children."""
+        there = numbers_in(self._proc)
+        self._seen &= there
+        told: list[Told] = []
+        for pid in sorted(there - self._seen - self.of.keys()):
+            fields = self._fields(pid)
+            if fields is None:
+                continue
+            comm, words = fields
+            parent = int(words[1])
+            is_next = comm.decode(errors="replace") in self._names
+            if parent not in self.of and not is_next:
+                self._seen.add(pid)
+                continue
+            began_ns = min(max(self._began_ns(words), self._last_ns), ns)
+            self._join(pid, began_ns, ns)
+            if pid in self.of:
+                told.append(Told(Kind.FORK, began_ns, pid, pid, a=parent, b=parent))
+                above = self.of.get(parent)
+                if above is None or above.argv != self.of[pid].argv:
+                    told.append(Told(Kind.EXEC, began_ns, pid, pid))
+        return told
+
+    def _executed(self, ns: int) -> list[Told]:
+        told: list[Told] = []
+        for task in self.of.values():
+            fields = self._fields(task.pid)
+            if fields is None:
+                continue
+            young = ns - task.began_ns < _YOUNG_NS
+            if fields[0] == task.comm and not young:
+                continue
+            argv = self._argv(task.pid)
+            if argv and argv != task.argv:
+                task.argv = argv
+                told.append(Told(Kind.EXEC, ns, task.pid, task.pid))
+            task.comm = fields[0]
+        return told
+
+    def _threads_of(self, task: Task, ns: int) -> list[Told]:
+        told: list[Told] = []
+        try:
+            there = numbers_in(f"{self._proc}/{task.pid}/task")
+        except OSError:
+            return told
+        for tid in there - task.threads.keys():
+            since_ns = max(task.began_ns, self._last_ns) if self._last_ns else ns
+            with suppress(OSError):
+                task.threads[tid] = Thread(task.pid, tid, since_ns, self._proc)
+        for tid, thread in list(task.threads.items()):
+            try:
+                woken = thread.look(ns) if tid in there else None
+            except (OSError, ValueError):
+                there.discard(tid)
+                woken = None
+            if woken is not None:
+                told.append(woken)
+            if tid not in there:
+                told.append(thread.end(ns))
+                del task.threads[tid]
+        return told
+
+    def _join(self, pid: int, began_ns: int, ns: int) -> None:
+        fields = self._fields(pid)
+        if fields is not None:
+            self.of[pid] = Task(pid, began_ns, fields[0], self._argv(pid))
+            self._threads_of(self.of[pid], ns)
+
+    def _fields(self, pid: int) -> tuple[bytes, list[bytes]] | None:
+        """(comm, fields from the state on) of its stat; None if it is gone."""
+        try:
+            text = _content(f"{self._proc}/{pid}/stat")
+            end = text.rindex(b")")
+            return text[text.index(b"(") + 1 : end], text[end + 2 :].split()
+        except (OSError, ValueError):
+            return None
+
+    def _state(self, pid: int) -> bytes | None:
+        fields = self._fields(pid)
+        return None if fields is None else fields[1][0]
+
+    def _argv(self, pid: int) -> bytes:
+        try:
+            return _content(f"{self._proc}/{pid}/cmdline", 64 << 10)
+        except OSError:
+            return b""
+
+    @staticmethod
+    def _began_ns(fields: list[bytes]) -> int:
+        """When it was forked, CLOCK_MONOTONIC; /proc counts ticks of a clock that suspend does not
+        stop."""
+        asleep_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
+        return int(fields[19]) * _TICK_NS - asleep_ns
