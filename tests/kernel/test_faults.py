@@ -117,8 +117,12 @@ def ending(path: Path) -> tuple[bool, str | None]:
 # -- who may, and whom ------------------------------------------------------------------------
 
 
-def test_without_root_it_names_sudo(tmp_path: Path, sleeper: Process) -> None:
-    outcome = record("--pid", str(sleeper.pid), "-o", "a.ttft", cwd=Path("/"), user=NOBODY)
+PROBES = ("--loader", "libbpf")  # without, it goes on with less: test_without_probes.py
+
+
+def test_without_root_it_names_sudo(sleeper: Process) -> None:
+    asked = ("--pid", str(sleeper.pid), "-o", "a.ttft", *PROBES)
+    outcome = record(*asked, cwd=Path("/"), user=NOBODY)
     assert outcome.code == 4
     assert "need root" in outcome.said
     assert "sudo ttftprof record" in outcome.said
@@ -138,7 +142,7 @@ def test_a_root_without_a_capability_is_told_which(
 ) -> None:
     command = ["setpriv", f"--bounding-set={dropped}", sys.executable, "-m", "ttftprof", "record"]
     done = subprocess.run(
-        [*command, "-o", "a.ttft", "-q", "--", "true"],
+        [*command, *PROBES, "-o", "a.ttft", "-q", "--", "true"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -161,7 +165,7 @@ _IN_A_PID_NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc")
 
 def test_in_a_process_namespace_of_its_own_it_refuses(tmp_path: Path) -> None:
     done = subprocess.run(
-        [*_IN_A_PID_NAMESPACE, sys.executable, "-m", "ttftprof", "record", "--", "true"],
+        [*_IN_A_PID_NAMESPACE, sys.executable, "-m", "ttftprof", "record", *PROBES, "--", "true"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -488,12 +488,14 @@ def run_scenario(
     before_switch: Hook | None = None,
     after: Hook | None = None,
     port: int = 0,
+    through: int = 0,
 ) -> ScenarioRun:
     """Run one scenario in `workdir` (model files there are kept and reused by later runs).
 
     `before_switch(server_pid)` runs when the state is prepared and nothing is in flight;
     `after(server_pid)` when the answers are complete and the server still lives. The pid is the
-    router's, or for a restarted server its supervisor's. `port` 0 takes a free one.
+    router's, or for a restarted server its supervisor's. `port` 0 takes a free one; `through` is
+    another port that the clients send to.
     """
     scenario = SCENARIOS[name] if isinstance(name, str) else name
     config, run_dir = _prepare_files(scenario, workdir, port or pick_port())
@@ -503,7 +505,8 @@ def run_scenario(
         before = _prepare_cache(scenario, measured)
         if before_switch is not None:
             before_switch(server.pid)
-        clients = _drive(scenario, config, server)
+        seen = replace(server, port=through or server.port)
+        clients = _drive(scenario, config, seen)
         requests = await_truth(config.truth_path, {client.request_id for client in clients})
         if after is not None:
             after(server.pid)

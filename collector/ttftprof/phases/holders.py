@@ -24,7 +24,8 @@ def has_weights(timeline: Timeline, process: Process) -> bool:
     """Whether a process called what only an engine calls, or used a file of weights."""
     if timeline.calls_of(process.tgid, None, process.start_ns, process.gone_ns):
         return True
-    return any(f.is_weights for f in files_used(timeline, process, 0, process.gone_ns))
+    looks = _is_weights if timeline.is_probed else _may_be_weights  # where no call tells
+    return any(looks(f) for f in files_used(timeline, process, 0, process.gone_ns))
 
 
 def loaders(timeline: Timeline) -> set[int]:
@@ -76,6 +77,10 @@ def _same_set(one: FileFacts, biggest: FileFacts) -> bool:
         and folder.endswith("/blobs")
         and not name.startswith("sha256")
     )
+
+
+def _is_weights(file: FileFacts) -> bool:
+    return file.is_weights
 
 
 def _may_be_weights(file: FileFacts) -> bool:

@@ -213,17 +213,20 @@ class Files:
             )  # fmt: skip
 
     def _big_maps(self, pid: int, ns: int) -> Iterator[_Map]:
-        """What is mapped as data, and big enough."""
-        for line in (self._proc / str(pid) / "maps").read_text(errors="replace").splitlines():
-            words = line.split(None, 5)
-            if len(words) < 6 or not words[5].startswith("/") or "x" in words[1]:
+        """What is mapped as data, and big enough; no part of a program or library."""
+        lines = [
+            words
+            for line in (self._proc / str(pid) / "maps").read_text(errors="replace").splitlines()
+            if len(words := line.split(None, 5)) > 5 and words[5].startswith("/")
+        ]
+        programs = {(words[3], words[4]) for words in lines if "x" in words[1]}
+        for words in lines:
+            if (words[3], words[4]) in programs:
                 continue
             begin, end = (int(number, 16) for number in words[0].split("-"))
             major, minor = (int(number, 16) for number in words[3].split(":"))
             key = kernel_dev(major, minor), int(words[4])
-            if key not in self.of:
-                if end - begin < self._min_bytes or ".so" in words[5]:
-                    continue
+            if key not in self.of and end - begin >= self._min_bytes:
                 path = self._proc / str(pid) / "root" / words[5].lstrip("/")
                 with suppress(OSError):
                     status = path.stat()

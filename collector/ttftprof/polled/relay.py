@@ -76,14 +76,12 @@ class Relay:
         found = self._server()
         try:
             if found is None:
-                return
+                raise ConnectionRefusedError
             port, pid = found
             server, to_server = await asyncio.open_connection("127.0.0.1", port)
         except OSError:
-            return  # as a server that is not there yet
-        finally:
-            if found is None:
-                to_client.transport.abort()
+            to_client.transport.abort()  # as a server that is not there yet
+            return
         key = next(self._numbers)
         near = to_server.get_extra_info("sockname")[1]
         told = {"key": key, "tgid": pid, "tid": pid, "dev": port << 16 | near}

@@ -189,7 +189,8 @@ class Tasks:
         self._last_ns = ns
 
     def look(self, ns: int) -> list[Told]:
-        told = [*self._departed(ns), *self._arrived(ns), *self._executed(ns)]
+        # Who left since the last look did so before who came: a server makes room for the next.
+        told = [*self._departed(self._last_ns), *self._arrived(ns), *self._executed(ns)]
         for task in list(self.of.values()):
             told += self._threads_of(task, ns)
         self._last_ns = ns
