@@ -694,6 +694,15 @@ def test_of_requests_that_came_together_the_first_answered_had_the_first_slot() 
     assert parts(mine.phases)[:2] == [("queue", 100, 131, O), ("prefill", 131, 150, O)]
 
 
+def test_where_nothing_says_when_it_could_serve_the_prompt_is_counted_from_the_end() -> None:
+    """The server's own figure for the prompt; what is before the prompt belongs to its start."""
+    scene = Scene().process(FRONT).forked(NEW, 110, parent=FRONT).executed(NEW, 110, ppid=FRONT)
+    scene.file(B_GGUF).mapped(NEW, B_GGUF, 130).file_row(B_GGUF, 130)
+    scene.file_row(B_GGUF, 180, added_pages=100)
+    request = scene.request(FRONT, 100, token=260, timings={"prompt_ms": 40}).only_request()
+    assert parts(request.phases)[-2:] == [("init", 180, 220, I), ("prefill", 220, 260, I)]
+
+
 def test_who_hangs_up_may_have_had_the_slot_first() -> None:
     """Handed on together; the server worked for the one that had left until it noticed."""
     scene = Scene().process(NEW)

@@ -124,11 +124,9 @@ def target_options(command: _Command) -> _Command:
 )
 @click.option(
     "--overhead-budget",
-    default="1",
-    show_default=True,
     metavar="PERCENT|off",
     help="Of the machine: where recording costs more for seconds, its dearest optional parts are "
-    "thinned or dropped, which the report says first.",
+    "thinned or dropped, which the report says first.  [default: 1, or 10 without probes]",
 )
 @click.option(
     "--loader",
@@ -158,7 +156,7 @@ def command(
     gpu_launches: bool,
     python_stacks: bool,
     native_stacks: bool,
-    overhead_budget: str,
+    overhead_budget: str | None,
     loader: str,
     relay: int | None,
     quiet: bool,
@@ -186,7 +184,7 @@ def command(
         loader=loader,
     )
     duration_ns = None if duration is None else _whole("--duration", duration, NS_PER_S)
-    budget = _budget(overhead_budget)
+    budget = _budget(overhead_budget or ("1" if is_probed else "10"))
     interrupts = Interrupts()
     through = Relay(relay) if relay is not None else None
     said = CommandOutput() if command_line and not is_probed else None

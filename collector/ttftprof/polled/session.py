@@ -222,7 +222,9 @@ class PolledSession:
             passes = f"what passes the relay on port {self._relay.port} is seen"
             return ProbeState(stem, "degraded", passes, "other requests are not seen")
         if stem == "logs" and self._output is not None:
-            return ProbeState(stem, "degraded", "the command's output is read", "logs in files")
+            return ProbeState(
+                stem, "degraded", "the command's output is read", "what it writes into files is not"
+            )
         cost = next(probe.cost_of_absence for probe in PROBES if probe.stem == stem)
         return ProbeState(stem, "absent", _NO_PROBES, cost)
 
