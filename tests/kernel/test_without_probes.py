@@ -50,8 +50,12 @@ def test_a_switch_by_looks_alone(tmp_path: Path) -> None:
     assert ours.verdict.confidence == "low"
     one, other = (max(r.files, key=lambda f: f.size_bytes) for r in (ours, theirs))
     assert (one.path, one.access, one.fstype) == (other.path, other.access, other.fstype)
-    assert one.bytes_from_storage == pytest.approx(other.bytes_from_storage, rel=0.02)
-    assert ours.residency_before == pytest.approx(0, abs=0.01)
+    # What came between its opening and the first look at it counts as cached before.
+    assert one.bytes_from_storage is not None
+    assert 0.7 * other.size_bytes < one.bytes_from_storage <= other.size_bytes + 4096
+    assert one.bytes_from_storage == pytest.approx(
+        (1 - (ours.residency_before or 0)) * one.size_bytes, rel=0.01
+    )
     states = {s.name: s.state for s in looked.sources}
     assert (states["process"], states["marks"]) == ("degraded", "absent")
 

@@ -217,7 +217,12 @@ class PolledSession:
             return ProbeState(stem, "degraded", f"{how} 50 times a second", lost)
         if stem == "pagecache" and self._files.asks_cache:
             asked = "cachestat is asked 50 times a second"
-            return ProbeState(stem, "degraded", asked, "what leaves at once is not seen")
+            return ProbeState(
+                stem,
+                "degraded",
+                asked,
+                "what came before the first look at a file counts as cached",
+            )
         if stem == "sockets" and self._relay is not None:
             passes = f"what passes the relay on port {self._relay.port} is seen"
             return ProbeState(stem, "degraded", passes, "other requests are not seen")
