@@ -46,7 +46,7 @@ class _Trace:
 
     def flush(self) -> None:
         self._out.write(self._held.SerializeToString())
-        self._held.Clear()
+        self._held = protos.Trace()  # one that is cleared keeps its memory
 
     def _packet(self, ns: int | None = None) -> Any:
         if len(self._held.packet) == _AT_ONCE:
