@@ -224,7 +224,7 @@ class LlamaServer:
             connection.close()
         if response.status != http.client.OK:
             raise ServerFailed(f"{method} {path}: {response.status} {answer[:500]!r}")
-        return json.loads(answer)
+        return json.loads(answer) if answer else None  # vLLM says it is well with no word
 
     def _wait_status(self, model: str, wanted: str) -> None:
         deadline = time.monotonic() + READY_TIMEOUT_S
