@@ -36,7 +36,7 @@ COLUMNS = (
     "b",
 )
 _UNSIGNED = ("a", "b", "inode")
-_ROWS = 50_000
+_ROWS = 20_000
 
 Column = list[Any]
 
