@@ -6,6 +6,7 @@ import http.client
 import json
 import mmap
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -21,7 +22,9 @@ import pytest
 
 from ttftprof.clock import now_ns
 from ttftprof.errors import UsageError
-from ttftprof.events import Kind, TextKind, Wait
+from ttftprof.events import LOST, Kind, TextKind, Wait
+from ttftprof.kernel.session import Settings
+from ttftprof.polled import PolledSession
 from ttftprof.polled.files import Files
 from ttftprof.polled.listeners import _listed, listeners
 from ttftprof.polled.output import CommandOutput
@@ -186,6 +189,39 @@ def test_a_thread_that_runs_is_not_waiting_and_its_time_is_counted() -> None:
             tasks.look(now_ns())
         assert thread.off_ns == 0
     tasks.close()
+
+
+THREADS = 30
+MANY_THREADS = """
+import sys, threading
+for _ in range(int(sys.argv[1])):
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+print(flush=True); sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("takes_all", [True, False], ids=["it may take more", "it may not"])
+def test_threads_beyond_the_limit_of_descriptors_are_counted(takes_all: bool) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    session = PolledSession(Settings())
+    with python(MANY_THREADS, THREADS) as process, open(os.devnull) as highest:
+        heard(process)
+        try:
+            few = highest.fileno() + THREADS + 64
+            resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+            if takes_all:
+                session.load()
+            session.seed([process.pid])
+            told = {int(e["kind"]) for _ in range(3) for e in session.events.drain()}
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        lost = session.lost()[LOST.index("threads not followed")]
+        followed = int((session.threads["since_ns"] != 0).sum())
+        session.close()
+    assert Kind.PROCESS_EXIT not in told
+    assert followed + lost == THREADS + 1
+    assert (lost == 0) is takes_all
+    assert followed > 0
 
 
 def test_a_server_that_is_started_anew_under_its_name_is_taken_in() -> None:

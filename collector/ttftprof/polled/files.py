@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ttftprof.events import Kind, kernel_dev
-from ttftprof.polled.tasks import Told, numbers_in
+from ttftprof.polled.tasks import Told, held_open, numbers_in
 from ttftprof.residency import PAGE, cachestat, how_to_ask
 from ttftprof.sources.mounts import parse_mountinfo
 from ttftprof.sources.processes import PROC
@@ -248,7 +248,7 @@ class Files:
     @staticmethod
     def _readable(path: Path) -> int | None:
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd = held_open(path, os.O_NONBLOCK)
         except OSError:
             return None
         try:

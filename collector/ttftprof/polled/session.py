@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -88,7 +89,9 @@ class PolledSession:
     # -- set up -------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Nothing has to be loaded."""
+        """Takes all the descriptors that it may: each thread is read through two."""
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
     def attach(self) -> None:
         """Nor attached."""
@@ -235,6 +238,7 @@ class PolledSession:
 
     def lost(self) -> list[int]:
         counts = list(self._lost)
+        counts[_LOST_THREADS] += len(self._tasks.unfollowed)
         counts[_LOST_TEXTS] = self.texts.queue.lost
         return counts
 

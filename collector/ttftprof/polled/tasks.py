@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,6 +15,8 @@ from ttftprof.clock import NS_PER_S
 from ttftprof.events import Kind, Wait
 from ttftprof.sources.processes import PROC
 
+_SPARE = 64  # descriptors that are left for what is opened for a moment
+_FULL = (errno.EMFILE, errno.ENFILE)
 _TICK_NS = NS_PER_S // os.sysconf("SC_CLK_TCK")
 # A new process is looked at for an exec into a program of the same name.
 _YOUNG_NS = 2 * NS_PER_S
@@ -58,6 +62,16 @@ def _content(path: str, limit: int = 4096) -> bytes:
         os.close(fd)
 
 
+def held_open(path: Path | str, flags: int = 0) -> int:
+    """A descriptor that is kept. Raises OSError, also where it would leave too few for all else."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != resource.RLIM_INFINITY and fd >= limit - _SPARE:
+        os.close(fd)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    return fd
+
+
 @dataclass(frozen=True, slots=True)
 class Told:
     """An event in the fields of `struct event`; what is not named is 0."""
@@ -89,9 +103,9 @@ class Thread:
         self.off_reason = Wait.OTHER
         self.has_changed = True  # since somebody set it to False
         self._folder = f"{proc}/{tgid}/task/{tid}"
-        self._times = os.open(f"{self._folder}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        self._times = held_open(f"{self._folder}/schedstat")
         try:
-            self._stat = os.open(f"{self._folder}/stat", os.O_RDONLY | os.O_CLOEXEC)
+            self._stat = held_open(f"{self._folder}/stat")
         except OSError:
             os.close(self._times)
             raise
@@ -168,6 +182,7 @@ class Tasks:
 
     def __init__(self, proc: Path = PROC) -> None:
         self.of: dict[int, Task] = {}
+        self.unfollowed: set[tuple[int, int]] = set()  # (pid, thread): no descriptors were left
         self._proc = str(proc)
         self._seen: set[int] = set()  # pids that are no members
         self._last_ns = 0
@@ -256,10 +271,15 @@ class Tasks:
             there = numbers_in(f"{self._proc}/{task.pid}/task")
         except OSError:
             return told
-        for tid in there - task.threads.keys():
-            since_ns = max(task.began_ns, self._last_ns) if self._last_ns else ns
-            with suppress(OSError):
+        since_ns = max(task.began_ns, self._last_ns) if self._last_ns else ns
+        new = there - task.threads.keys()
+        for tid in new:
+            try:
                 task.threads[tid] = Thread(task.pid, tid, since_ns, self._proc)
+            except OSError as error:
+                if error.errno in _FULL:
+                    self.unfollowed |= {(task.pid, tid) for tid in new - task.threads.keys()}
+                    break
         for tid, thread in list(task.threads.items()):
             try:
                 woken = thread.look(ns) if tid in there else None
