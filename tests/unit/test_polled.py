@@ -31,6 +31,7 @@ from ttftprof.polled.output import CommandOutput
 from ttftprof.polled.relay import Relay
 from ttftprof.polled.tasks import Tasks, Told
 from ttftprof.polled.texts import MAX_BYTES, Texts
+from ttftprof.sources.processes import cgroup_paths
 from ttftprof.sources.requests import RequestTap, Seen
 
 LOOK_S = 0.01
@@ -204,7 +205,7 @@ print(flush=True); sys.stdin.readline()
 def test_threads_beyond_the_limit_of_descriptors_are_counted(takes_all: bool) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     session = PolledSession(Settings())
-    with python(MANY_THREADS, THREADS) as process, open(os.devnull) as highest:
+    with python(MANY_THREADS, THREADS) as process, Path(os.devnull).open() as highest:
         heard(process)
         try:
             few = highest.fileno() + THREADS + 64
@@ -224,16 +225,77 @@ def test_threads_beyond_the_limit_of_descriptors_are_counted(takes_all: bool) ->
     assert followed > 0
 
 
+@contextmanager
+def sleeping() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def own_group() -> str:
+    """The name of the control group of this process; "" of the topmost."""
+    return next(iter(cgroup_paths(os.getpid()).values()), "").split("/")[-1]
+
+
 def test_a_server_that_is_started_anew_under_its_name_is_taken_in() -> None:
     tasks = Tasks()
-    tasks.succeed(frozenset({"sleep"}))
-    with subprocess.Popen(["sleep", "60"]) as first:
+    tasks.succeed(frozenset({"sleep"}), own_group())
+    with sleeping() as first:
         tasks.begin(frozenset({first.pid}), now_ns())
-        with subprocess.Popen(["sleep", "60"]) as second:
+        first.kill()
+        with sleeping() as second:
             told = until(lambda: tasks.look(now_ns()), lambda e: e.kind == Kind.EXEC)
             assert {e.tgid for e in told if e.kind == Kind.EXEC} == {second.pid}
-            second.kill()
+    tasks.close()
+
+
+def test_a_server_beside_it_is_another_one() -> None:
+    tasks = Tasks()
+    tasks.succeed(frozenset({"sleep"}))
+    with sleeping() as first, sleeping():
+        tasks.begin(frozenset({first.pid}), now_ns())
+        with sleeping():
+            for _ in range(3):
+                tasks.look(now_ns())
+            assert set(tasks.of) == {first.pid}
+    tasks.close()
+
+
+def test_a_server_of_another_control_group_is_another_one() -> None:
+    tasks = Tasks()
+    tasks.succeed(frozenset({"sleep"}), "another.service")
+    with sleeping() as first:
+        tasks.begin(frozenset({first.pid}), now_ns())
         first.kill()
+        with sleeping():
+            until(lambda: tasks.look(now_ns()), lambda e: e.kind == Kind.PROCESS_EXIT)
+            tasks.look(now_ns())
+            assert not tasks.of
+    tasks.close()
+
+
+def test_a_new_server_is_taken_in_though_a_look_came_before_its_exec(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ttftprof.polled.tasks._YOUNG_NS", 60_000_000_000)
+    tasks = Tasks()
+    tasks.succeed(frozenset({"sleep"}))
+    with sleeping() as first:
+        tasks.begin(frozenset({first.pid}), now_ns())
+        first.kill()
+        with python(
+            "import os, sys; print(flush=True); sys.stdin.readline(); "
+            "os.execlp('sleep', 'sleep', '60')"
+        ) as second:
+            heard(second)
+            until(lambda: tasks.look(now_ns()), lambda e: e.kind == Kind.PROCESS_EXIT)
+            tasks.look(now_ns())
+            assert not tasks.of
+            go(second)
+            until(lambda: tasks.look(now_ns()), lambda e: e.tgid == second.pid)
+            assert set(tasks.of) == {second.pid}
     tasks.close()
 
 

@@ -77,6 +77,7 @@ class PolledSession:
         self._slots: dict[tuple[int, int], int] = {}  # (thread, since when) -> its place
         self._free: list[int] = []
         self._names: set[str] = set()
+        self._names_in = ""
         self._lost = [0] * len(LOST)
         self._is_first = True
         self.threads = np.zeros(THREADS, THREAD_SLOT)
@@ -104,10 +105,11 @@ class PolledSession:
 
     def take_successors(self, comm: str, cgroup: str = "") -> None:
         self._names.add(comm)
+        self._names_in = cgroup
 
     def seed(self, tgids: Collection[int]) -> None:
         """Raises TargetError if none of them is there."""
-        self._tasks.succeed(frozenset(self._names))
+        self._tasks.succeed(frozenset(self._names), self._names_in)
         self._tasks.begin(frozenset(tgids), now_ns())
         if not self._tasks.of:
             raise TargetError("the target exited before it could be looked at", "start it again")

@@ -7,20 +7,21 @@ import os
 import resource
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ttftprof.clock import NS_PER_S
 from ttftprof.events import Kind, Wait
-from ttftprof.sources.processes import PROC
+from ttftprof.sources.processes import PROC, cgroup_paths
 
 _SPARE = 64  # descriptors that are left for what is opened for a moment
 _FULL = (errno.EMFILE, errno.ENFILE)
 _TICK_NS = NS_PER_S // os.sysconf("SC_CLK_TCK")
-# A new process is looked at for an exec into a program of the same name.
+# So long a new process is looked at for an exec: into a program of the same name, or of one that
+# continues the target.
 _YOUNG_NS = 2 * NS_PER_S
 _STORAGE_STATE = "D"
+_ENDED = (b"Z", b"X")
 _SLEEPS = "SDTtI"
 # Where in the kernel a thread sleeps (/proc/PID/task/TID/wchan), by the beginning of its name.
 _WAITS = (
@@ -187,14 +188,17 @@ class Tasks:
         self._seen: set[int] = set()  # pids that are no members
         self._last_ns = 0
         self._names: frozenset[str] = frozenset()
+        self._names_in = ""
 
     def threads(self) -> Iterator[Thread]:
         for task in self.of.values():
             yield from task.threads.values()
 
-    def succeed(self, names: frozenset[str]) -> None:
-        """A process executed later under one of these names is of the target."""
-        self._names = names
+    def succeed(self, names: frozenset[str], cgroup: str = "") -> None:
+        """A process executed later under one of these names continues the target once all of its
+        processes of such a name are gone or exiting; till then it is another server. `cgroup`: the
+        name of a control group that it must be in, or below."""
+        self._names, self._names_in = names, cgroup
 
     def begin(self, pids: frozenset[int], ns: int) -> None:
         """The processes that are there from the start; what else runs belongs to others."""
@@ -218,7 +222,7 @@ class Tasks:
     def _departed(self, ns: int) -> list[Told]:
         told: list[Told] = []
         for pid, task in list(self.of.items()):
-            if self._state(pid) in (None, b"Z", b"X"):
+            if self._state(pid) in (None, *_ENDED):
                 told.append(Told(Kind.PROCESS_EXIT, ns, pid, pid))
                 told += [thread.end(ns) for thread in task.threads.values()]
                 del self.of[pid]
@@ -236,11 +240,12 @@ class Tasks:
                 continue
             comm, words = fields
             parent = int(words[1])
-            is_next = comm.decode(errors="replace") in self._names
-            if parent not in self.of and not is_next:
-                self._seen.add(pid)
+            forked_ns = self._began_ns(words)
+            if parent not in self.of and not self._is_next(pid, comm):
+                if not self._names or ns - forked_ns >= _YOUNG_NS:
+                    self._seen.add(pid)
                 continue
-            began_ns = min(max(self._began_ns(words), self._last_ns), ns)
+            began_ns = min(max(forked_ns, self._last_ns), ns)
             self._join(pid, began_ns, ns)
             if pid in self.of:
                 told.append(Told(Kind.FORK, began_ns, pid, pid, a=parent, b=parent))
@@ -248,6 +253,24 @@ class Tasks:
                 if above is None or above.argv != self.of[pid].argv:
                     told.append(Told(Kind.EXEC, began_ns, pid, pid))
         return told
+
+    def _is_next(self, pid: int, comm: bytes) -> bool:
+        """Whether a stranger continues the target."""
+        if not self._is_named(comm):
+            return False
+        if self._names_in:
+            paths = cgroup_paths(pid, Path(self._proc)).values()
+            if not any(self._names_in in path.split("/") for path in paths):
+                return False
+        return not any(self._stays(t.pid) for t in self.of.values() if self._is_named(t.comm))
+
+    def _is_named(self, comm: bytes) -> bool:
+        return comm.decode(errors="replace") in self._names
+
+    def _stays(self, pid: int) -> bool:
+        """False once it gives its memory back, which may take seconds."""
+        fields = self._fields(pid)
+        return fields is not None and fields[1][0] not in _ENDED and fields[1][20] != b"0"
 
     def _executed(self, ns: int) -> list[Told]:
         told: list[Told] = []
