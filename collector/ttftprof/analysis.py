@@ -395,4 +395,5 @@ def _notes(timeline: Timeline) -> list[str]:
     notes += remote.notes(timeline.remote, timeline.mounts, timeline.shares, starved)
     notes += storage.read_beside(timeline)
     notes += storage.unseen_beneath(timeline)
+    notes += storage.read_past_cache(timeline)
     return notes

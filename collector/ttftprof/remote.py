@@ -202,15 +202,18 @@ def mounts_growth(facts: Iterable[Mapping[str, Any]]) -> dict[str, MountStats]:
 
     Empty if the end was not sampled (the recorder was killed). Malformed facts are left out.
     """
-    first: dict[str, MountStats] = {}
+    first: dict[tuple[str, str], MountStats] = {}
     last: dict[str, MountStats] = {}
     for fact in facts:
         try:
             stats = from_fact(fact)
         except (KeyError, TypeError, ValueError, AttributeError):
             continue
-        (last if fact.get("when") == "end" else first)[stats.point] = stats
-    return {point: growth(first.get(point), stats) for point, stats in last.items()}
+        if fact.get("when") == "end":
+            last[stats.point] = stats
+        else:  # in another mount namespace another server may be mounted at the same place
+            first[stats.point, stats.source] = stats
+    return {p: growth(first.get((p, stats.source)), stats) for p, stats in last.items()}
 
 
 def shares_growth(facts: Iterable[Mapping[str, Any]]) -> dict[str, ShareStats]:

@@ -783,7 +783,7 @@ def _virtual(disk: Path, system: System) -> Layer | None:
         return Layer("server", disk.name, notes=(note,))
     if re.match(r"zd\d", disk.name):
         note = "a ZFS volume: the ARC caches its blocks too, and cannot be told to drop them"
-        return Layer("volume", f"ZFS {disk.name}", notes=(note,))
+        return Layer("volume", f"ZFS {disk.name}", (("type", "zfs"),), notes=(note,))
     buses = (("virtio", r"virtio\d+"), ("Xen", r"vbd-\d+"))
     for name, pattern in buses:
         if any(re.fullmatch(pattern, parent.name) for parent in disk.parents):

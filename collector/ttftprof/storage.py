@@ -148,7 +148,7 @@ def _file_use(span: _Span, file: FileFacts, is_weights: bool) -> FileUse:
     by_others = file.delta("foreign_pages", start_ns, end_ns) * page
     from_storage = added + direct
     # Where nothing counted what entered the cache, 0 would acquit storage unheard.
-    counts = not file.beneath_unseen and all(
+    counts = not (file.beneath_unseen or file.uncounted) and all(
         s.name != "pagecache" or s.state != "absent" for s in timeline.sources
     )
     residency = residency_before(timeline, file, start_ns, end_ns)
@@ -311,6 +311,20 @@ def unseen_beneath(timeline: Timeline) -> list[str]:
         "storage is not known; record again"
         for file in timeline.files.values()
         if file.beneath_unseen and file.is_weights
+    ]
+
+
+def read_past_cache(timeline: Timeline) -> list[str]:
+    """Which weights are read past the page cache though nobody asked for that."""
+    return [
+        f"{file.path} is read past the page cache, as {file.fstype or 'its file system'} has it"
+        + (
+            ": how much of it came from storage is not known"
+            if file.uncounted
+            else ": nothing of it is kept there, and each load asks for all of it again"
+        )
+        for file in timeline.files.values()
+        if file.past_cache and file.is_weights
     ]
 
 

@@ -308,7 +308,10 @@ def _why_slow(load: _Load) -> str:
         follow = scale.percent(use.sequential_share)
         return f"Only {follow} of its requests go on where another ended: little is read ahead."
     if use.access == "direct":
-        return "It reads past the page cache (O_DIRECT), so nothing is read ahead."
+        return (
+            "It is read past the page cache (O_DIRECT, or as the mount has it), so nothing is read "
+            "ahead."
+        )
     return "Mmap waits at the end of every readahead window before the next one is asked for."
 
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ttftprof import gpu_facts, python_facts, remote
+from ttftprof import gpu_facts, python_facts, remote, uncached
 from ttftprof.connections import OwnConnections
 from ttftprof.engines.catalog import (
     Engine,
@@ -205,6 +205,8 @@ class FileFacts:
     source: str | None = None  # of its mount: a device, `server:/export`, `//server/share`
     names: tuple[tuple[int, str], ...] = ()  # each since when; the last is `path`
     beneath_unseen: bool = False  # of overlayfs, whose pages are another file's, not known which
+    past_cache: bool = False  # its reads went past the page cache, which nobody asked for
+    uncounted: bool = False  # and what of it came from storage nobody could count
     looks_ns: Ints = field(init=False, repr=False, compare=False)  # of the rows
 
     def __post_init__(self) -> None:
@@ -401,6 +403,8 @@ def _build(reader: Facts) -> Timeline:
     end_ns = _stamp(meta.get("end_ns") or _last_stamp(by_kind, threads, start_ns))
     marks = tuple(_marks(reader))
     calls = _calls(by_kind, {int(k): v for k, v in (meta.get("marks") or {}).items()})
+    looks = np.unique(threads["ns"].astype(np.int64))
+    asked = remote.reads_of(by_kind)
     return Timeline(
         meta=meta,
         complete=bool(meta.get("complete")),
@@ -416,10 +420,10 @@ def _build(reader: Facts) -> Timeline:
         marks=marks,
         engine_loads=tuple(sorted(_engine_loads(reader, marks), key=lambda load: load.ns)),
         exchanges=tuple(_exchanges(reader, by_kind, armed_ns)),
-        files=_files(reader, by_kind, np.unique(threads["ns"].astype(np.int64)), end_ns),
+        files=_past_the_cache(_files(reader, by_kind, looks, end_ns), by_kind, asked),
         events=by_kind,
         thread_rows={tgid: rows for (tgid,), rows in split_by(threads, "tgid").items()},
-        remote=remote.reads_of(by_kind),
+        remote=asked,
         mounts=remote.mounts_growth(fact for _, fact in reader.facts("mountstats")),
         shares=remote.shares_growth(fact for _, fact in reader.facts("smb_share")),
         counts_refaults=reader.has_field("files", "refaulted_pages"),
@@ -854,6 +858,22 @@ def _files(
             beneath_unseen=bool(fact.get("beneath_unseen")),
         )
     return found
+
+
+def _past_the_cache(
+    files: dict[tuple[int, int], FileFacts], by_kind: Mapping[Kind, Records], asked: Records
+) -> dict[tuple[int, int], FileFacts]:
+    """The files, those that are read past the page cache counted as what they are: read directly,
+    where a server or a daemon is known to have answered."""
+    looks = split_by(np.concatenate([by_kind[Kind.OPEN], by_kind[Kind.HELD]]), "dev", "ino")
+    for key, file in files.items():
+        if not uncached.is_read_past(file.rows, looks.get(key, by_kind[Kind.OPEN][:0])):
+            continue
+        if uncached.is_answered(asked, *key):
+            files[key] = replace(file, rows=uncached.as_direct(file.rows), past_cache=True)
+        else:
+            files[key] = replace(file, past_cache=True, uncounted=True)
+    return files
 
 
 def _rate(value: Any) -> float | None:

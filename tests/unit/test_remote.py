@@ -208,6 +208,18 @@ def test_growth_is_from_start_to_end() -> None:
     assert grown["\\\\nas\\m"].read_bytes == 60
 
 
+def test_two_servers_at_one_place_in_two_namespaces_are_two_mounts() -> None:
+    def fact(when: str, server: str, count: int) -> dict[str, Any]:
+        stats = MountStats(f"{server}:/", "/models", "nfs4", bytes={"server_read": count})
+        return {"when": when, **stats.as_fact()}
+
+    begin = [fact("start", "nas", 10), fact("start", "other", 70)]
+    for server, grown in (("nas", 20), ("other", 5)):
+        before = next(f["bytes"]["server_read"] for f in begin if f["source"] == f"{server}:/")
+        found = remote.mounts_growth([*begin, fact("end", server, before + grown)])
+        assert found["/models"].bytes == {"server_read": grown}
+
+
 _RAW = st.tuples(
     st.sampled_from([Kind.REMOTE, Kind.REMOTE_SPLIT]),
     st.integers(0, 1 << 40),

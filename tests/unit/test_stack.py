@@ -260,6 +260,22 @@ def test_zfs_is_known_as_such(machine: System) -> None:
     assert governing(stack) == ("zfs", 0)
 
 
+def test_a_file_system_on_a_zfs_volume_is_zfs_too(tmp_path: Path) -> None:
+    """Its blocks lie in the ARC as well."""
+    disk = tmp_path / "sys/devices/virtual/block/zd0"
+    (disk / "queue").mkdir(parents=True)
+    (disk / "dev").write_text("230:0\n")
+    numbers = tmp_path / "sys/dev/block"
+    numbers.mkdir(parents=True)
+    (numbers / "230:0").symlink_to(disk)
+    own = tmp_path / "proc/self"
+    own.mkdir(parents=True)
+    (own / "mountinfo").write_text("29 1 230:0 / /models rw - ext4 /dev/zd0 rw\n")
+    stack = stack_of("/models/m", system=System(tmp_path / "proc", tmp_path / "sys"))
+    assert kinds(stack) == ["file system", "disk", "volume"]
+    assert stack.is_zfs
+
+
 @on("zfs")
 @pytest.mark.parametrize("force", [False, True])
 def test_zfs_is_measured_only_by_force(

@@ -8,10 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ttftprof.events import Kind, MmapFlag, ReadFlag, Wait, kernel_dev
+from ttftprof.events import Family, Kind, MmapFlag, ReadFlag, Wait, kernel_dev
 from ttftprof.model import FileUse, Quantiles
 from ttftprof.phases import StartUp
-from ttftprof.storage import counted, files_of, mounts_of, notes_of, read_beside, unseen_beneath
+from ttftprof.storage import (
+    counted,
+    files_of,
+    mounts_of,
+    notes_of,
+    read_beside,
+    read_past_cache,
+    unseen_beneath,
+)
+from ttftprof.storage_cause import acquit
 from ttftprof.timeline import Timeline
 from unit.recordings import A_GGUF, B_GGUF, DEV, MIB, MS, NEW, OLD, PAGE, Scene, ns
 
@@ -64,6 +73,57 @@ def test_what_lies_beneath_an_overlay_unseen_is_not_known_and_said_so() -> None:
     [note] = unseen_beneath(scene.timeline())
     assert note.startswith("/models/b.gguf lies in an overlay")
     assert unseen_beneath(server().timeline()) == []
+
+
+def read_without_a_page(cached_pages: int = 0) -> Scene:
+    """B, of which no page was in the cache at its opening nor came in, read whole."""
+    scene = server().opened(NEW, B_GGUF, 140, cached_pages=cached_pages)
+    return growing(scene, read_bytes=100 * MIB, reads=100)
+
+
+def test_what_a_daemon_answered_past_the_cache_came_from_it() -> None:
+    """As with mergerfs or sshfs and direct_io, or SMB with cache=none: no O_DIRECT was asked for,
+    and yet the cache never held a byte."""
+    scene = read_without_a_page()
+    for at in range(100):
+        scene.event(
+            Kind.REMOTE, 150 + at, NEW, dev=DEV, ino=B_GGUF, duration_ns=MS, flags=Family.FUSE,
+            a=MIB << 32 | MIB, b=at * MIB,
+        )  # fmt: skip
+    file = used(scene)
+    assert (file.bytes_from_storage, file.bytes_from_cache) == (100 * MIB, 0)
+    assert (file.access, file.requests, file.residency_before) == ("direct", 100, 0)
+    assert file.bytes_per_second == pytest.approx(100 * MIB / 0.2)
+    [note] = read_past_cache(scene.timeline())
+    assert note.startswith("/models/b.gguf is read past the page cache, as ext4 has it: nothing")
+    cause = acquit([file], 0, 400 * MS)
+    assert cause
+    assert cause.kind != "cache worked"
+
+
+def test_a_cache_of_its_own_is_no_page_cache_that_worked() -> None:
+    """As with ZFS, whose ARC or disks answer and nobody tells which: storage is not acquitted."""
+    scene = read_without_a_page()
+    file = used(scene)
+    assert (file.bytes_from_storage, file.bytes_from_cache) == (None, None)
+    [note] = read_past_cache(scene.timeline())
+    assert note.endswith("how much of it came from storage is not known")
+    assert acquit([file], 0, 400 * MS) is None
+
+
+@pytest.mark.parametrize(
+    "scene",
+    [
+        read_without_a_page(PAGES),
+        growing(read_without_a_page(), cached_pages=PAGES),
+        growing(read_without_a_page(), evicted_pages=PAGES),  # written and dropped since
+        growing(server(), read_bytes=100 * MIB),  # opened nobody knows when
+        growing(server().opened(NEW, B_GGUF, 140), read_bytes=MIB, direct_bytes=MIB),
+    ],
+)
+def test_whose_pages_were_seen_is_not_read_past_the_cache(scene: Scene) -> None:
+    assert used(scene).bytes_from_storage is not None
+    assert read_past_cache(scene.timeline()) == []
 
 
 def test_what_the_client_was_asked_to_read_ahead() -> None:
