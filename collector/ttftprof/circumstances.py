@@ -20,6 +20,7 @@ from ttftprof.phases.holders import files_used
 from ttftprof.phases.naps import Woken
 from ttftprof.phases.room import evicted
 from ttftprof.phases.served import ancestors
+from ttftprof.reports import scale
 from ttftprof.storage import counted
 from ttftprof.timeline import FOREVER, Process, Timeline
 
@@ -415,8 +416,9 @@ def notes_of(found: Circumstances) -> list[str]:
         worst = max(found.core_waits.values(), key=lambda w: w.waited_ns)
         name = next(n for n, w in found.core_waits.items() if w is worst)
         notes.append(
-            f"in {name} the server's threads waited for a free core {worst.share:.0%} of the time "
-            f"they wanted to run: {worst.by or 'other programs'} had the cores"
+            f"in {name} the server's threads waited for a free core "
+            f"{scale.percent(worst.share)} of the time they wanted to run: "
+            f"{worst.by or 'other programs'} had the cores"
         )
     if found.reload is not None:
         notes.append(f"{found.reload.path} was loaded again: {found.reload.why}")

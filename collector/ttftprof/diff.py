@@ -21,6 +21,7 @@ from ttftprof.model import (
     Request,
     first_weights,
 )
+from ttftprof.reports import scale
 
 Cells = Mapping[str, Mapping[str, int]]
 _CONTEXT_OPTIONS = ("--ctx-size", "-c", "--max-model-len", "--context-length", "--num-ctx")
@@ -151,7 +152,7 @@ def _of_weights(weights: FileUse) -> Iterator[tuple[str, str]]:
     yield "weights", weights.path
     yield "weights, bytes", str(weights.size_bytes)
     if weights.residency_before is not None:
-        yield "weights in page cache before", f"{weights.residency_before * 100:.0f} %"
+        yield "weights in page cache before", scale.percent(weights.residency_before)
     if weights.access is not None:
         yield "weights read by", weights.access
     if weights.advice:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ttftprof.clock import NS_PER_S
+from ttftprof.reports import scale
 
 BUDGET = 0.01  # of the machine
 LOOK_NS = 2 * NS_PER_S  # the kernel's windows come as often
@@ -128,7 +129,8 @@ class Decision:
 
     def reason(self) -> str:
         return (
-            f"recording took {self.share:.1%} of the machine, its budget is {self.budget:.1%}: "
+            f"recording took {scale.tenth_percent(self.share)} of the machine, "
+            f"its budget is {scale.tenth_percent(self.budget)}: "
             f"{self.relief.how}"
         )
 

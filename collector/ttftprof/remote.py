@@ -14,6 +14,7 @@ import numpy as np
 
 from ttftprof.events import CONNECTION_BIT, FAMILY_MASK, Family, Kind, Records, RemoteFlag
 from ttftprof.model import Connection, InFlight, Quantiles
+from ttftprof.reports import scale
 from ttftprof.sources.mountstats import MountStats, ShareStats, from_fact, growth
 
 # One read. `split` tells whether queue, wire, execute and sent are known; `connection`: the number
@@ -309,7 +310,7 @@ def _mount_notes(point: str, stats: MountStats) -> list[str]:
         )
     sent = [t.get("sends", 0) for t in stats.transports]
     if len(sent) > 1 and read.get("operations") and sum(sent):
-        shares = ", ".join(f"{count / sum(sent):.0%}".replace("%", " %") for count in sent)
+        shares = ", ".join(scale.percent(count / sum(sent)) for count in sent)
         used = f"{sum(map(bool, sent))} of {len(sent)} connections"
         found.append(f"{point}: {used} carried requests ({shares})")
     return found

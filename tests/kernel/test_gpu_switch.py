@@ -49,7 +49,7 @@ ABOUT = {
     ),
     "copied": (
         "load",
-        "the link of GPU 0 ran as PCIe 4.0 × 4, 25% of what it and the slot could do (4.0 × 16).",
+        "the link of GPU 0 ran as PCIe 4.0 × 4, 25 % of what it and the slot could do (4.0 × 16).",
         "50 MB were copied to the device straight out of a mapped file: pageable memory",
         "Only 20 of 33 layers are on the GPU; the rest runs on the CPU.",
     ),

@@ -18,6 +18,7 @@ import numpy as np
 
 from lab.long_recording import raw_bytes, write_long
 from ttftprof.cli.export import FORMATS
+from ttftprof.reports import scale
 
 SIZES = (100_000, 300_000, 1_000_000)
 LARGE = (3_000_000, 10_000_000)  # for the text report alone
@@ -160,6 +161,6 @@ def linear(costs: Sequence[Cost]) -> list[str]:
         start, slope, off = fit(own)
         lines.append(
             f"- `{command}`: {start:.2f} s + {slope:.2f} s a million records; "
-            f"no point lies further than {off:.0%} off that line"
+            f"no point lies further than {scale.percent(off)} off that line"
         )
     return lines

@@ -9,6 +9,7 @@ from typing import Any
 from lab.bench_report import Cost, linear
 from lab.bench_tools import TOOLS
 from lab.bench_workloads import TITLES
+from ttftprof.reports import scale
 
 _ALONE = ("report", "drain", "python", "client")
 COST_PAGE = Path(__file__).parents[2] / "docs/COST.md"
@@ -80,8 +81,8 @@ def _own_cost(figures: Mapping[str, Sequence[Row]]) -> str:
             rows.append([
                 tool.name,
                 f"{_median(r['armed_s'] for r in own):.2f}",
-                f"{switch['cpu_share']:.1%}" if switch else "",
-                f"{max(r['cpu_share'] for r in own):.0%}",
+                scale.tenth_percent(switch['cpu_share']) if switch else "",
+                scale.percent(max(r['cpu_share'] for r in own)),
                 f"{max(r['peak_mb'] for r in own):.0f}",
                 f"{max(r['file_kb'] for r in own):,.0f}",
                 f"{sum(r['lost'] for r in own):,d}",
@@ -125,7 +126,7 @@ def _drain(row: Row) -> str:
 def _client(rows: Sequence[Row]) -> str:
     head = ["streams at once", "median share of a core", "least", "most", "rounds"]
     lines = [
-        [str(row["streams"]), *(f"{row[name]:.1%}" for name in ("median", "least", "most")),
+        [str(row["streams"]), *(scale.tenth_percent(row[n]) for n in ("median", "least", "most")),
          str(row["rounds"])]
         for row in rows
     ]  # fmt: skip

@@ -57,7 +57,7 @@ def test_waiting_for_a_core_is_not_computing(waited: float, confidence: str) -> 
 
 
 def test_crowding_is_noted_with_its_phase() -> None:
-    assert noted(only(crowded(70)), "in prefill the server's threads waited for a free core 70%")
+    assert noted(only(crowded(70)), "in prefill the server's threads waited for a free core 70 %")
     assert not only(crowded(5)).notes
 
 

@@ -529,7 +529,7 @@ CASES = [
     Case(
         "one thread too many on a busy machine",
         (("prefill", "cpu", 9_000),),
-        "prefill", "waited for a free core 80% of the time", "fewer threads",
+        "prefill", "waited for a free core 80 % of the time", "fewer threads",
         known=Circumstances(core_waits={"prefill": CoreWait(8_000 * MS, 2_000 * MS)}),
     ),
 ]  # fmt: skip

@@ -57,7 +57,7 @@ def test_the_dearest_goes_first_and_each_after_its_own_look() -> None:
     first = found[0][1]
     assert first.share == pytest.approx(0.042, rel=1e-3)
     assert first.own == pytest.approx(0.006, rel=1e-3)
-    assert "4.2% of the machine" in first.reason()
+    assert "4.2 % of the machine" in first.reason()
 
 
 def test_what_saves_nothing_is_kept() -> None:

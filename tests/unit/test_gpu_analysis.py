@@ -337,7 +337,7 @@ def test_a_link_below_its_best_is_said_with_its_gain() -> None:
     scene = slow_load().gpu_row(150, link_gen=1, link_width=16)
     request = scene.gpu_row(300, link_gen=4, link_width=4).only_request()
     assert (request.verdict.cause, request.verdict.activity) == ("load", "transfer")
-    assert "PCIe 4.0 × 4, 25% of what" in request.verdict.explanation
+    assert "PCIe 4.0 × 4, 25 % of what" in request.verdict.explanation
     assert request.verdict.actions[0].expected_gain_ns == round(290 * MS * 0.75)
     told = {e.what: e.value for e in request.verdict.evidence}
     assert told["the same at its best"] == 4 * int(told["link of GPU 0 while copying"] or 0)
@@ -437,7 +437,7 @@ def test_a_device_that_is_too_hot_is_said_of_a_prefill() -> None:
     scene = hot_prefill(0x40)
     verdict = scene.only_request().verdict
     assert verdict.cause == "prefill"
-    assert "ran below its clock in 100% of the looks" in verdict.explanation
+    assert "ran below its clock in 100 % of the looks" in verdict.explanation
     capped = hot_prefill(0x04)  # at its power cap a busy device is meant to run
     assert "below its clock" not in capped.only_request().verdict.explanation
 

@@ -823,7 +823,7 @@ def test_the_engines_log_tells_its_counts_too() -> None:
     scene.log(NEW, "engine_load", 200, running=1, waiting=1, cache_percent=98.4)
     request = scene.request(NEW, 100, token=260).only_request()
     assert parts(request.phases)[0] == ("queue", 100, 200, I)
-    assert "98%" in request.phases[0].evidence[0].what
+    assert "98 %" in request.phases[0].evidence[0].what
 
 
 def test_queued_behind_the_front() -> None:

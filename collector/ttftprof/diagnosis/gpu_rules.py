@@ -18,6 +18,7 @@ from ttftprof.gpu_facts import DriverSpan
 from ttftprof.gpu_parts import Span, copy_spans, length
 from ttftprof.gpu_rows import Valid
 from ttftprof.model import Action, Evidence, Part, Phase
+from ttftprof.reports import scale
 from ttftprof.timeline import Timeline
 
 _NOISE_NS = 100_000_000
@@ -170,7 +171,7 @@ def _slow_link(asked: _Asked) -> Hint | None:
         return Hint(
             asked.phase.phase,
             f"While copying, the link of GPU {index} ran as PCIe {row['link_gen']}.0 × "
-            f"{row['link_width']}, {seen / best:.0%} of what it and the slot could do "
+            f"{row['link_width']}, {scale.percent(seen / best)} of what it and the slot could do "
             f"({fact['link_gen_max']}.0 × {fact['link_width_max']}).",
             Action(
                 f"put GPU {index} into a slot with all its lanes, without a riser or a shared "
@@ -251,8 +252,8 @@ def _slowed(asked: _Asked) -> Hint | None:
             continue
         return Hint(
             "prefill",
-            f"GPU {index} ran below its clock in {hot.mean():.0%} of the looks at it, because it "
-            "was too hot or its power was cut.",
+            f"GPU {index} ran below its clock in {scale.percent(float(hot.mean()))} of the looks "
+            "at it, because it was too hot or its power was cut.",
             Action(
                 f"look at the cooling and the power supply of GPU {index}",
                 None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ttftprof.diagnosis.rules import Blamed, Finding, Rule, rule, seconds
 from ttftprof.model import ACTIVITIES, Action, Evidence
 from ttftprof.phases import LOADED_FOR_ANOTHER
+from ttftprof.reports import scale
 
 _NOT_STORAGE = " ".join(a for a in ACTIVITIES if a != "storage_wait")
 _MOSTLY = 0.5  # of a phase or of the time wanted, from which something is the main part of it
@@ -26,8 +27,8 @@ def _waited_for_a_core(blamed: Blamed) -> Finding | None:
         "record again on the quiet machine; `top -H` shows who runs",
     )
     return Finding(
-        f"Its threads waited for a free core {wait.share:.0%} of the time they wanted to run "
-        f"({who}), so this is not the server's own pace.",
+        f"Its threads waited for a free core {scale.percent(wait.share)} of the time they "
+        f"wanted to run ({who}), so this is not the server's own pace.",
         (action,),
         (Evidence("scheduler", "threads waited for a core", wait.waited_ns, "ns"),),
         "low" if wait.share > _MOSTLY else "medium",

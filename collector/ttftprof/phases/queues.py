@@ -11,6 +11,7 @@ from typing import Self
 from ttftprof.model import Evidence, Phase
 from ttftprof.phases.edges import INFERRED, OBSERVED, Edge
 from ttftprof.phases.served import TOGETHER_NS, Served
+from ttftprof.reports import scale
 from ttftprof.sources.http import BEGAN_BEFORE
 from ttftprof.timeline import FOREVER, EngineLoad, Exchange, Timeline
 
@@ -286,7 +287,7 @@ def _sides(served: Served) -> set[int]:
 
 def _counts(load: EngineLoad) -> Evidence:
     """The reason, as far as the engine's counts tell it."""
-    use = "" if load.cache_use is None else f", KV cache {load.cache_use:.0%} in use"
+    use = "" if load.cache_use is None else f", KV cache {scale.percent(load.cache_use)} in use"
     full = load.for_capacity or (load.cache_use or 0) >= FULL
     why = "no room in the KV cache" if full else "the engine had not admitted it"
     counts = f"{load.waiting} waiting, {load.running} running{use}"

@@ -189,7 +189,7 @@ def _cost(report: Report) -> str:
     cpu_ns, length_ns = report.overhead.cpu_ns, report.end_ns - report.start_ns
     if cpu_ns is None or length_ns <= 0:
         return ""
-    share = f"{cpu_ns / length_ns * 100:.1f} % of one core"
+    share = f"{scale.tenth_percent(cpu_ns / length_ns)} of one core"
     return f"Recording itself took {scale.duration(cpu_ns)} of CPU time ({share})."
 
 

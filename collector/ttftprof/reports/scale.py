@@ -69,6 +69,11 @@ def percent(share: float | None) -> str:
     return f"{share * 100:.0f} %"
 
 
+def tenth_percent(share: float) -> str:
+    """A small share, as what recording costs: `0.7 %`."""
+    return f"{share * 100:.1f} %"
+
+
 def milliseconds(us: int) -> str:
     """Whole microseconds as ms with three decimals, exactly."""
     return f"{us // 1000}.{us % 1000:03d}"

@@ -203,7 +203,7 @@ def _own_cost(report: Report) -> str:
     length_ns = report.end_ns - report.start_ns
     parts = []
     if cpu_ns is not None:
-        share = f" ({cpu_ns / length_ns * 100:.1f} % of one core)" if length_ns > 0 else ""
+        share = f" ({scale.tenth_percent(cpu_ns / length_ns)} of one core)" if length_ns > 0 else ""
         parts.append(f"{scale.duration(cpu_ns)} CPU{share}")
     if rss_bytes is not None:
         parts.append(f"{scale.size(rss_bytes)} of memory")

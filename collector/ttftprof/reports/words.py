@@ -158,8 +158,9 @@ def _reliefs(report: Report) -> Iterable[str]:
     for relief in report.overhead.reliefs:
         after_s = (relief.ns - report.start_ns) / 1e9
         yield (
-            f"recording took {relief.share:.1%} of the machine, more than its budget of "
-            f"{relief.budget:.1%}: {relief.what} {relief.how} from {after_s:.1f} s on: "
+            f"recording took {scale.tenth_percent(relief.share)} of the machine, more than its "
+            f"budget of {scale.tenth_percent(relief.budget)}: {relief.what} {relief.how} "
+            f"from {after_s:.1f} s on: "
             f"{relief.lost}"
         )
 
