@@ -332,6 +332,13 @@ def incomplete() -> Report:
     )
 
 
+def never_ended() -> Report:
+    """A request that failed, and a start whose end was not seen."""
+    failed = replace(cold().requests[0], outcome="error", first_token_ns=None)
+    start = replace(failed, id="start 1", endpoint="", outcome="incomplete", end_ns=None)
+    return replace(cold(), requests=(failed,), starts=(start,))
+
+
 def instant() -> Report:
     """A request whose first token came in the same nanosecond, and phases of 0 ns."""
     nothing = request(_START_NS, [], [], files=(), id="0")

@@ -113,6 +113,11 @@ def test_otlp_identities_are_unique_and_stay() -> None:
     assert identities == [s.span_id for s in spans_of(samples.many(50))]
 
 
+def test_otlp_calls_a_start_what_it_is() -> None:
+    roots = [s for s in spans_of(samples.never_ended()) if not s.parent_span_id]
+    assert [s.name for s in roots] == ["time to first token", "start of a server"]
+
+
 # -- Markdown -------------------------------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 
 from ttftprof.cli.report import command
 from ttftprof.model import ACTIVITIES, PHASES, PhaseShare, Report, WaitSplit
-from ttftprof.reports import html, scale, terminal, words
+from ttftprof.reports import html, markdown, scale, terminal, words
 from ttftprof.reports import json as json_report
 from unit import report_samples as samples
 from unit.recordings import (
@@ -348,6 +348,29 @@ def test_what_is_missing_stands_first() -> None:
     first = text.index('class="warnings"')
     assert first < text.index('class="card headline"')
     assert len(words.warnings(samples.incomplete())) == text[first:].split("</ul>")[0].count("<li>")
+
+
+def test_what_never_came_is_called_so_in_every_output() -> None:
+    """A start that was not seen to its end is no start that took so long; nor is a failed wait."""
+    told = samples.never_ended()
+    text, note = io.StringIO(), io.StringIO()
+    terminal.write([told], text, 100, colour=False, everything=True)
+    markdown.write(told, note)
+    for words_of_it in ("not seen to its end", "failed before a first token"):
+        assert words_of_it in page(told)
+        assert words_of_it in text.getvalue()
+        assert words_of_it in note.getvalue()
+    assert ">to start<" not in page(told)
+    assert page(told).count(" *</td>") == 2
+    compact = io.StringIO()
+    terminal.write([told], compact, 100, colour=False, compact=True, everything=True)
+    rows = compact.getvalue().splitlines()[1:3]
+    assert [re.split(" {2,}", row)[2:4] for row in rows] == [
+        ["n/a", "incomplete"],
+        ["n/a", "error"],
+    ]
+    able = replace(told.starts[0], outcome="ok")
+    assert ">to start<" in page(replace(told, starts=(able,)))
 
 
 def test_many_requests_make_no_heavy_page() -> None:

@@ -101,6 +101,14 @@ def test_totals_are_exact_and_stay_small() -> None:
     assert all(len(line) <= 80 for line in out.getvalue().splitlines())
 
 
+def test_models_in_one_long_folder_are_told_apart() -> None:
+    totals = live.Totals()
+    for name in ("a.gguf", "b.gguf"):
+        totals.add(ended(replace(samples.cold().requests[0], model=f"/srv/{'deep/' * 30}{name}")))
+    assert [own.requests for own in totals.models.values()] == [1, 1]
+    assert [name[-6:] for name in totals.models] == ["a.gguf", "b.gguf"]
+
+
 def test_the_sentence_counts_what_failed() -> None:
     totals = live.Totals()
     request = samples.cold().requests[0]
@@ -161,6 +169,9 @@ def test_models_beyond_the_limit_share_a_series() -> None:
         ("/home/eve/", "other"),
         ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B"),
         ("qwen2.5:7b", "qwen2.5:7b"),
+        (f"/srv/{'secret/' * 30}m.gguf", "m.gguf"),
+        (f"/srv/{'x' * 78}/b", "b"),
+        (" ", "other"),
     ],
 )
 def test_a_model_that_is_named_by_its_path_goes_by_its_last_part(model: str, shown: str) -> None:

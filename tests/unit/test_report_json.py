@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -60,6 +61,24 @@ def test_the_schema_is_itself_valid_and_strict() -> None:
     document = as_json(samples.cold())
     document["requests"][0]["files"][0]["extra"] = 1
     assert not CHECK.is_valid(document)
+
+
+def _objects(part: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(part, dict):
+        if "properties" in part and part.get("additionalProperties") is False:
+            yield part
+        part = list(part.values())
+    if isinstance(part, list):
+        for inner in part:
+            yield from _objects(inner)
+
+
+def test_every_field_that_is_described_is_always_there() -> None:
+    """So a reader may rely on it: what is not known is null, not left out."""
+    found = list(_objects(schema()))
+    assert len(found) > 20
+    for described in found:
+        assert set(described["required"]) == set(described["properties"])
 
 
 @pytest.mark.parametrize("report", SAMPLES, ids=lambda report: str(report.path)[:20])

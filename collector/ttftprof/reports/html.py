@@ -208,7 +208,7 @@ def _row(index: int, subject: Request, longest_ns: int) -> _Row:
         model=_model(subject),
         kind=words.switch_kind(subject),
         waited_ns=waited_ns,
-        answered=subject.first_token_ns is not None,
+        answered=not words.unfinished(subject),
         cause=plain(words.cause(subject.verdict), 60),
         bar=bar,
     )
@@ -260,15 +260,14 @@ def _comparison(comparison: Comparison) -> dict[str, Any]:
 
 def _subject(index: int, subject: Request) -> dict[str, Any]:
     moves = [(t, n) for t, n in words.CACHE_MOVES if any(getattr(f, n) for f in subject.files)]
-    is_start = not subject.endpoint and subject.first_token_ns is None and subject.switched
     return {
         "index": index,
         "title": html_data.title(subject),
         "model": _model(subject),
         "endpoint": plain(subject.endpoint, 80),
         "kind": words.switch_kind(subject),
-        "outcome": "" if is_start else words.outcome(subject),
-        "what": "to start" if is_start else "to the first token",
+        "outcome": words.unfinished(subject),
+        "what": "to start" if words.is_start(subject) else "to the first token",
         "waited_ns": words.waited_ns(subject),
         "ttft_ns": subject.ttft_ns,
         "tokens": _tokens(subject),

@@ -34,7 +34,12 @@ _DIM, _BOLD = Style(dim=True), Style(bold=True)
 
 
 def model_of(request: Request) -> str:
-    return plain(request.model, 80) if request.model else "unknown"
+    return model_name(request.model)
+
+
+def model_name(model: str | None) -> str:
+    """In at most 80 cells, with its end: models that are named by their paths differ there."""
+    return clip_middle(plain(model), 80) if model else "unknown"
 
 
 # -- a line ---------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def _lines(report: Report) -> Iterator[str]:
                 text(html_data.title(s)),
                 text(s.model or "not known"),
                 text(words.switch_kind(s)),
-                scale.duration(words.waited_ns(s)),
+                _waited(s),
                 text(words.cause(s.verdict)),
             ]
             for s in subjects
@@ -53,6 +53,11 @@ def _lines(report: Report) -> Iterator[str]:
     )
     for subject in sorted(subjects, key=lambda s: -words.waited_ns(s))[:_DETAILED]:
         yield from _detail(subject)
+
+
+def _waited(subject: Request) -> str:
+    ended, waited = words.unfinished(subject), scale.duration(words.waited_ns(subject))
+    return f"{waited}, {ended}" if ended else waited
 
 
 def _detail(subject: Request) -> Iterator[str]:

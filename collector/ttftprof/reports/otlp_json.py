@@ -64,8 +64,10 @@ def _spans(report: Report, subject: Request) -> list[dict[str, Any]]:
         "ttftprof.cause": words.cause(subject.verdict),
         **{f"ttftprof.activity.{k}_ns": v for k, v in subject.activity_totals().items()},
     }
-    first = _span(report, trace, root, "time to first token", start_ns, end_ns, facts)
-    first["kind"] = _SERVER
+    is_start = words.is_start(subject)
+    name = "start of a server" if is_start else "time to first token"
+    first = _span(report, trace, root, name, start_ns, end_ns, facts)
+    first["kind"] = _INTERNAL if is_start else _SERVER
     if subject.outcome in ("error", "timeout"):
         first["status"] = {"code": _ERROR}
     return [first, *(_phase(report, subject, n, p) for n, p in enumerate(subject.phases))]

@@ -56,8 +56,8 @@ def overview(asked: Sequence[Asked], width: int, colour: bool) -> Table:
 
 
 def _wait_ns(request: Request) -> int | None:
-    """TTFT; of a start, how long it took."""
-    return words.waited_ns(request) if words.is_start(request) else request.ttft_ns
+    """TTFT; of a start, how long it took. None where neither came."""
+    return None if words.unfinished(request) else words.waited_ns(request)
 
 
 def legend(asked: Sequence[Asked], width: int, colour: bool) -> Text:
@@ -96,8 +96,8 @@ def _axis(longest_ns: int, width: int) -> Text:
 
 
 def _cause(request: Request) -> str:
-    judged = not words.outcome(request) or words.is_start(request)
-    return clip(plain(request.verdict.cause if judged else request.outcome), _CAUSE_WIDTH)
+    why = request.outcome if words.unfinished(request) else request.verdict.cause
+    return clip(plain(why), _CAUSE_WIDTH)
 
 
 def _bar(request: Request, longest_ns: int, width: int, colour: bool) -> Text:

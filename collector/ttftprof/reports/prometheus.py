@@ -18,7 +18,7 @@ from ttftprof.engines.catalog import looks_like_weights
 from ttftprof.errors import OutputError
 from ttftprof.model import Request
 from ttftprof.reports import words
-from ttftprof.reports.live import OTHER, model_of
+from ttftprof.reports.live import OTHER, model_name
 from ttftprof.reports.safe import plain
 
 MODELS = 50
@@ -74,7 +74,7 @@ class Metrics:
             self._phase.labels(model, engine, phase).observe(ns / NS_PER_S)
 
     def _model(self, request: Request) -> str:
-        name = _without_folders(model_of(request))
+        name = model_name(_without_folders(request.model) if request.model else None) or OTHER
         if name not in self._models and len(self._models) >= self._most:
             return OTHER
         self._models.add(name)

@@ -123,6 +123,12 @@ def outcome(request: Request) -> str:
     return words.get(request.outcome, "no first token")
 
 
+def unfinished(request: Request) -> str:
+    """`outcome` of what did not come to what was waited for: a first token, or a server."""
+    able = is_start(request) and request.outcome == "ok"
+    return "" if able else outcome(request)
+
+
 def span(request: Request) -> tuple[int, int]:
     """(start, end) of what the phases cover, the first token's time where there is one."""
     last = max((phase.end_ns for phase in request.phases), default=request.start_ns)
