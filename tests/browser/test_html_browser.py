@@ -417,6 +417,9 @@ def test_of_many_requests_each_can_be_chosen(browser: Browser) -> None:
     assert shown == 0, "only the slowest have tables"
     start, end = browser.view()
     assert end - start < 3e9
+    browser.press("/")
+    browser.one(".tools input").send_keys("queue")  # the cause and a phase of each
+    assert browser.one(".found").text.startswith("1000 found, the first 500 are shown")
 
 
 def test_several_recordings_have_a_timeline_each(browser: Browser) -> None:

@@ -2,9 +2,11 @@
 class Search {
   find(text) {
     this.query = text.trim().toLowerCase();
-    this.found = this.query ? this.findAll(this.query).slice(0, 500) : [];
+    const all = this.query ? this.findAll(this.query) : [];
+    this.found = all.slice(0, 500);
     this.foundAt = -1;
-    this.foundText.textContent = !this.query ? "" : this.found.length ? `${this.found.length} found, Enter: next` : "nothing found";
+    const first = all.length > this.found.length ? `, the first ${this.found.length} are shown` : "";
+    this.foundText.textContent = !this.query ? "" : all.length ? `${all.length} found${first}, Enter: next` : "nothing found";
     this.draw();
   }
   findAll(query) {
