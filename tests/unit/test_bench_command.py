@@ -10,8 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from ttftprof.cli import bench
-from ttftprof.errors import NotPermitted, TtftprofError, UsageError
+from ttftprof.errors import NotPermitted, OutputError, TtftprofError, UsageError
 from ttftprof.experiment.plan import EXAMPLE, Plan
+from ttftprof.experiment.store import Store
 from unit.experiment_samples import plan, result, stored
 
 
@@ -95,9 +96,20 @@ def test_beginning_anew_keeps_what_there_was(
     monkeypatch.setattr("ttftprof.experiment.runner.carry_out", lambda *_: None)
     run(*FLAGS, "--no-record", "--scenarios", "resident", "-o", folder, "--fresh", "--quiet")
     assert (tmp_path / "x.1/experiment.sqlite").exists()
+    with Store.resume(folder, *_stored_plan(folder)):  # somebody writes into it
+        assert "another ttftprof bench writes into" in refused(
+            OutputError,
+            *FLAGS, "--no-record", "--scenarios", "resident", "-o", folder, "--fresh",
+        )  # fmt: skip
+    assert (folder / "experiment.sqlite").exists()
     assert "holds an experiment with another plan" in refused(
         UsageError, *FLAGS, "--no-record", "--scenarios", "long-prompt", "-o", folder
     )
+
+
+def _stored_plan(folder: Path) -> tuple[dict[str, Any], str]:
+    with Store.read(folder) as store:
+        return store.plan, store.meta("digest")
 
 
 def test_the_example_is_printed() -> None:

@@ -17,7 +17,7 @@ from ttftprof.experiment.evaluate import Experiment, evaluate
 from ttftprof.experiment.gate import gate
 from ttftprof.experiment.store import Slot
 from ttftprof.reports import experiment_gate
-from unit.experiment_samples import drawn, measured_noise, plan, result, stored
+from unit.experiment_samples import UNMET, drawn, measured_noise, plan, result, stored
 
 Make = Callable[[Slot], dict[str, Any]]
 CALM = [run for run in measured_noise() if run["load"] < 400e6]
@@ -92,6 +92,25 @@ def test_too_few_runs_are_undecided_which_may_fail(base: Path, tmp_path: Path) -
     assert "❔ undecided" in output
     assert "too few runs to say" in output
     assert check(here, "--baseline", base, "--undecided", "fail")[0] == 1
+
+
+def test_what_is_sure_beside_surer_ones_is_not_undecided(tmp_path: Path) -> None:
+    """By Holm's steps the last of three needs no more than it would alone."""
+    names = ["cold-switch", "re-switch", "long-prompt"]
+
+    def make(times: float, few: bool) -> Make:
+        def one(slot: Slot) -> dict[str, Any]:
+            lost = few and slot.scenario == "long-prompt" and slot.block >= 2
+            checks = [UNMET] if lost else []
+            return result({"prefill": times * 1e9 + slot.run * 1e5}, checks=checks)
+
+        return one
+
+    made = plan(scenarios=names, runs=12)
+    known = stored(tmp_path / "base", made, make(1.0, False))
+    here = stored(tmp_path / "x", made, make(2.0, True))
+    found = gate(evaluate(here), evaluate(known), 0.1)
+    assert [one.result for one in found.checked] == ["regressed"] * 3
 
 
 def test_a_scenario_that_is_gone_is_told(base: Path, tmp_path: Path) -> None:

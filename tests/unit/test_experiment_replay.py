@@ -130,6 +130,21 @@ def test_what_a_policy_saves_has_the_interval_of_the_runs_behind_it() -> None:
     assert 200e6 * 6 / 8 <= low < two.saves.value < high <= 208e6 * 6 / 8
 
 
+def test_too_few_runs_leave_no_interval_of_what_a_policy_saves() -> None:
+    def make(slot: Slot) -> dict[str, Any]:
+        load = {"cold-switch": 9e8, "re-switch": 2e8, "resident": 0.0}[slot.scenario]
+        return result({"load": load, "prefill": 1e8})
+
+    made = plan(scenarios=["cold-switch", "re-switch", "resident"], runs=1)
+    costs = costs_of(find(made, kept(made, make)))
+    assert costs is not None
+    both = [Policy("one", models=1), Policy("both")]
+    _, two = played(traffic("abab"), {}, costs, both, 10**12)
+    assert two.saves is not None
+    assert two.saves.value > 0
+    assert two.saves.interval is None
+
+
 def test_traffic_is_read_from_recordings() -> None:
     reports = [reswitch(), cold()]
     asked, sizes = traffic_of(reports)

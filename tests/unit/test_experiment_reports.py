@@ -206,6 +206,29 @@ def test_traffic_without_a_measured_switch_cannot_be_played(
         evaluate(folder, [tmp_path / "traffic.ttft"])
 
 
+def test_traffic_is_not_played_by_a_size_that_nobody_saw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs that were not recorded tell no size of their model; the traffic may."""
+
+    def waits(slot: Slot) -> dict[str, Any]:
+        return result(None, value_ns=10**8 if slot.scenario == "resident" else 10**9)
+
+    model = cold().requests[0].model
+    assert model is not None
+    monkeypatch.setattr(evaluation, "analyse", lambda *_, **__: replace(cold(), host={}))
+    for name in ("other", model):
+        server = {"url": "http://h:1", "models": [name, "b"]}
+        made = plan(scenarios=["cold-switch", "resident"], runs=6, server=server)
+        folder = stored(tmp_path / Path(name).name, made, waits)
+        if name == model:
+            one, *_ = evaluate(folder, [tmp_path / "traffic.ttft"]).policies
+            assert one.mean_ns == pytest.approx(1e9)
+        else:
+            with pytest.raises(UsageError, match="nothing tells how large 'other' is"):
+                evaluate(folder, [tmp_path / "traffic.ttft"])
+
+
 def test_what_is_true_of_several_conditions_is_said_once(tmp_path: Path) -> None:
     made = plan(scenarios=["cold-switch", "re-switch", "resident"], runs=2)
     few = evaluate(stored(tmp_path / "x", made, lambda _: result({"prefill": 1e8})))

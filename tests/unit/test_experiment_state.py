@@ -22,7 +22,7 @@ from ttftprof.experiment.runner import RunResult, _Session
 from ttftprof.experiment.scenarios import SCENARIOS
 from ttftprof.experiment.state import GpuMemory, ServerApi
 from ttftprof.gpu_rows import Valid
-from ttftprof.sources.gpu import GpuAbsent, Look, Vendor
+from ttftprof.sources.gpu import DeviceLost, GpuAbsent, Look, Vendor
 from unit.experiment_samples import plan
 
 SIZE = 8 << 20
@@ -122,7 +122,7 @@ class FakeGpu(Vendor):
 
     def __init__(self) -> None:
         self.used = [500 << 20, 0]
-        self.absent = False
+        self.absent = self.lost = False
 
     def open(self) -> list[dict[str, Any]]:
         if self.absent:
@@ -130,6 +130,8 @@ class FakeGpu(Vendor):
         return [{"index": 0, "name": "x"}, {"index": 1, "name": "y"}]
 
     def look(self, device: int, tick: int) -> Look:
+        if self.lost:
+            raise DeviceLost(device, "fell off the bus")
         return Look(Valid.USED, {"used_bytes": self.used[device]})
 
     def close(self) -> None: ...
@@ -150,6 +152,36 @@ def test_gpu_memory_is_back_when_every_device_is_where_it_began() -> None:
     check = memory.check_base(0)
     assert check is not None
     assert check.met
+
+
+def test_a_device_that_tells_nothing_any_more_is_not_called_empty() -> None:
+    gpu = FakeGpu()
+    memory = GpuMemory(gpu)
+    gpu.lost = True
+    check = memory.check_base(0)
+    assert check is not None
+    assert (check.met, check.found) == (False, "device 0 does not tell any more")
+
+
+def test_a_server_that_loads_at_its_start_is_held_against_the_time_before_it() -> None:
+    gpu = FakeGpu()
+    gpu.used = [0, 0]
+    memory = GpuMemory(gpu)
+    gpu.used[0] = 4 << 30  # it accepts connections when its model is loaded
+    memory.rebase()
+    check = memory.check_base(0, since_begin=True)
+    assert check is not None
+    assert not check.met
+    gpu.used[0] = 0
+    check = memory.check_base(0, since_begin=True)
+    assert check is not None
+    assert check.met
+
+
+def test_where_nobody_knows_the_base_nothing_is_said_of_it() -> None:
+    memory = GpuMemory(FakeGpu())
+    memory.forget_base()
+    assert memory.check_base(0) is None
 
 
 def test_without_a_gpu_there_is_nothing_to_check() -> None:

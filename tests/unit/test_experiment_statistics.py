@@ -112,6 +112,20 @@ def test_what_is_detectable_is_found_four_times_in_five(
     assert np.median(told) == pytest.approx(shift, rel=0.1)  # from an estimated noise
 
 
+@pytest.mark.parametrize("runs", [4, 6, 9, 12])
+def test_few_runs_do_not_make_the_noise_look_small(runs: int) -> None:
+    """The standard error is estimated as it is, of normal noise of 1, however few runs."""
+    random = np.random.default_rng(4)
+    true = math.sqrt(2 / runs / (3 / math.pi))
+    told = []
+    for _ in range(300):
+        found = compare(random.normal(0, 1, runs), random.normal(0, 1, runs))
+        assert found is not None
+        assert found.error is not None
+        told.append(found.error)
+    assert np.mean(told) == pytest.approx(true, rel=0.1)
+
+
 def test_an_interval_holds_just_the_shifts_that_scipys_test_does_not_refuse() -> None:
     random = np.random.default_rng(8)
     x, y = random.normal(0, 1, 12), random.normal(0.7, 1, 12)
@@ -157,6 +171,11 @@ def test_too_few_have_no_interval() -> None:
     assert two is not None
     assert two.median.interval is None
     assert two.p95_is_rough
+    four, five = summarise([1.0, 2.0, 3.0, 4.0]), summarise([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert four is not None
+    assert five is not None
+    assert four.median.interval is None  # even least to most would hold it 7 times in 8 only
+    assert five.median.interval is not None
     three = compare([1.0, 2.0, 3.0], [11.0, 12.0, 13.0])
     assert three is not None
     assert three.shift.interval is None

@@ -18,7 +18,7 @@ from lab.simulated import (
     unchanged,
 )
 from ttftprof.experiment.conditions import COUNTERS
-from ttftprof.experiment.contrasts import Contrast, across
+from ttftprof.experiment.contrasts import Contrast, across, amount
 from ttftprof.experiment.store import Slot
 from ttftprof.experiment.verdict import Findings, find
 from ttftprof.model import PHASES
@@ -112,7 +112,7 @@ def test_a_difference_that_would_have_been_found_is_told_for_all_that_was_asked(
         assert ttft.detectable is not None
         questions = sum(m.metric not in COUNTERS for m in change.metrics) * len(scenarios)
         assert ttft.detectable == ttft.shift.detectable(0.05 / questions)
-        assert f"one of {ttft.detectable / 1e6:.1f} ms (" in change.sentence
+        assert f"one of {amount('ttft', ttft.detectable)[1:]} (" in change.sentence
         told.append(ttft.detectable / (ttft.shift.error or 1))
     assert told[1] > told[0]
 
@@ -204,6 +204,44 @@ def test_too_few_runs_say_so_and_how_many_are_needed() -> None:
     enough = plan(**{**AB, "runs": needed})
     findings = find(enough, kept(enough, drawn(measured_noise(), 1, {CHANGED: {"prefill": 3.0}})))
     assert findings.changes[0].direction == "slower"
+
+
+def test_what_is_sure_is_not_called_too_few() -> None:
+    """Two runs against twelve are sure beside a surer one, by Holm's steps."""
+
+    def make(slot: Slot) -> dict[str, Any]:
+        load = {"resident": 0.0, "re-switch": 3e8, "cold-switch": 9e8}[slot.scenario]
+        lost = slot.scenario == "re-switch" and slot.block >= 2
+        return result({"load": load, "prefill": 5e8 + slot.run * 1e4}, checks=[UNMET] * lost)
+
+    made = plan(scenarios=["cold-switch", "re-switch", "resident"], runs=12)
+    few = find(made, kept(made, make)).causes[1]
+    assert few.other[0] == "re-switch"
+    assert (few.direction, few.too_few[0]) == ("slower", 0)
+    assert "it began with load, which grew by 300.0 ms" in few.sentence
+
+
+def test_phases_that_nobody_recorded_are_not_said_to_be_the_same() -> None:
+    def make(slot: Slot) -> dict[str, Any]:
+        slower = slot.scenario == "cold-switch"
+        return result(None, value_ns=(2 if slower else 1) * 10**9 + slot.run * 10**5)
+
+    made = plan(scenarios=["cold-switch", "resident"], runs=8)
+    (cause,) = find(made, kept(made, make)).causes
+    assert cause.direction == "slower"
+    assert cause.sentence.endswith("; no recording tells with which phase")
+
+
+def test_phases_of_few_recordings_are_too_few() -> None:
+    def make(slot: Slot) -> dict[str, Any]:
+        phases = {"load": 1e9 if slot.scenario == "cold-switch" else 0.0, "prefill": 5e8}
+        one = result({**phases, "prefill": 5e8 + slot.run * 1e5})
+        return one if slot.block < 2 else {**one, "digest": None}
+
+    made = plan(scenarios=["cold-switch", "resident"], runs=8)
+    (cause,) = find(made, kept(made, make)).causes
+    assert (cause.direction, cause.blamed) == ("slower", None)
+    assert "; too few runs to name the phase: 2, " in cause.sentence
 
 
 def expectation(planted: float, direction: str, at_least: str = "0%", runs: int = 12) -> str:

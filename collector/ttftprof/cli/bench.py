@@ -194,7 +194,7 @@ def _run(plan: Plan, folder: Path, fresh: bool, quiet: bool) -> None:
             "sudo ttftprof bench …, or --no-record for the client's times alone",
         )
     if fresh and folder.exists():
-        folder.rename(_aside(folder))
+        Store.set_aside(folder, _aside(folder))
     if Store.exists(folder):
         store = Store.resume(folder, plan.public(), plan.digest())
     else:

@@ -54,7 +54,7 @@ class Contrast:
     `direction`: slower, faster, or same (nothing sure). `blamed`: the first phase, in order of
     time, that changed that way beyond noise and makes a good part of the change. `too_few`: how
     many runs a side it would take to tell whether there is a difference, and to name a phase; 0
-    where there are enough.
+    where there are enough, or it is told already.
     """
 
     kind: str
@@ -207,8 +207,10 @@ def _contrast(asked: _Asked, p: Mapping[str, float], contrasts: int, alpha: floa
         for name, shift in asked.shifts.items()
     )
     direction, blamed = blame(metrics)
-    too_few = _too_few(asked, questions, alpha)
+    whether, which = _too_few(asked, questions, alpha)
+    too_few = (0 if direction != "same" else whether, 0 if blamed is not None else which)
     fewest = min(len(base.counted), len(other.counted))
+    recorded = min(len(c.values(PHASES[0])) for c in (base, other))
     return Contrast(
         kind=asked.kind,
         base=(base.scenario, base.variant),
@@ -217,7 +219,7 @@ def _contrast(asked: _Asked, p: Mapping[str, float], contrasts: int, alpha: floa
         direction=direction,
         blamed=blamed,
         too_few=too_few,
-        sentence=_sentence(metrics, direction, blamed, too_few, fewest),
+        sentence=_sentence(metrics, direction, blamed, too_few, (fewest, recorded)),
     )
 
 
@@ -251,10 +253,15 @@ def _too_few(asked: _Asked, questions: Mapping[str, float], alpha: float) -> tup
         return needed, needed
     own = asked.shifts["ttft"]
     paired = own.test == "wilcoxon"
-    most = max((questions[name] for name in asked.timed), default=1)
+    phases = [name for name in asked.timed if name != "ttft"] or ["ttft"]
+    # Of phases those runs tell that were recorded, which may be fewer.
+    worst = max(asked.shifts[name].smallest_p for name in phases)
     whether, which = (
-        0 if own.smallest_p * count <= alpha else runs_needed(count, alpha, paired)
-        for count in (questions["ttft"], most)
+        0 if smallest_p * count <= alpha else runs_needed(count, alpha, paired)
+        for smallest_p, count in (
+            (own.smallest_p, questions["ttft"]),
+            (worst, max(questions[name] for name in asked.timed)),
+        )
     )
     return whether, which
 
@@ -267,9 +274,11 @@ def _sentence(
     direction: str,
     blamed: str | None,
     too_few: tuple[int, int],
-    fewest: int,
+    runs: tuple[int, int],
 ) -> str:
+    """`runs`: on the smaller side, those that count and those that tell their phases."""
     whether, which = too_few
+    fewest, recorded = runs
     if whether:
         return f"too few runs to say: {fewest} on the smaller side that count, {whether} are needed"
     ttft = next(m for m in metrics if m.metric == "ttft")
@@ -286,8 +295,10 @@ def _sentence(
         return (
             f"{text}; it began with {blamed}, which {word} by {_time(abs(own.shift.shift.value))}"
         )
+    if not recorded:
+        return f"{text}; no recording tells with which phase"
     if which:
-        return f"{text}; too few runs to name the phase: {fewest}, {which} are needed"
+        return f"{text}; too few runs to name the phase: {recorded}, {which} are needed"
     return f"{text}; no phase alone changed beyond noise"
 
 

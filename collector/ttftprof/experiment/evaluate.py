@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +74,12 @@ def evaluate(folder: Path, traffic: Sequence[Path] = ()) -> Experiment:
                 if one.result["degraded"]
             },
             advice=tuple(advise(plan, findings)),
-            policies=tuple(_played(findings, traffic)),
+            policies=tuple(_played(findings, plan.server.target, traffic)),
         )
 
 
-def _played(findings: Findings, traffic: Sequence[Path]) -> list[Outcome]:
+def _played(findings: Findings, measured: str, traffic: Sequence[Path]) -> list[Outcome]:
+    """`measured`: the model whose waits these are. Loads of others are told by their size."""
     if not traffic:
         return []
     costs = costs_of(findings)
@@ -91,6 +92,13 @@ def _played(findings: Findings, traffic: Sequence[Path]) -> list[Outcome]:
     asked, sizes = traffic_of(reports)
     if not asked:
         raise UsageError("the recordings hold no request that names a model", "record some traffic")
+    if not costs.weights_bytes:  # its runs were not recorded, but the traffic was
+        costs = replace(costs, weights_bytes=sizes.get(measured, 0))
+    if not costs.weights_bytes:
+        raise UsageError(
+            f"the traffic cannot be played: nothing tells how large {measured!r} is",
+            "record the runs of the experiment (as root, without record = false)",
+        )
     room = int(min(r.host.get("memory_bytes") or 0 for r in reports) * _CACHE_SHARE)
     return played(asked, sizes, costs, policies(asked, sizes), room)
 

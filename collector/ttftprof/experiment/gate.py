@@ -111,7 +111,7 @@ def _checked(
     share = shift.shift.value / base_median if shift is not None and base_median else None
     if shift is None or p is None or base_median is None:
         result, why = "absent", _why_absent(known, found, metric)
-    elif shift.smallest_p * questions > alpha:
+    elif p > alpha and shift.smallest_p * questions > alpha:
         needed = runs_needed(questions, alpha, paired=False)
         result, why = "undecided", f"too few runs to say: {needed} a side are needed"
     else:

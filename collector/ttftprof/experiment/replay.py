@@ -16,7 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ttftprof.experiment.conditions import Condition
-from ttftprof.experiment.statistics import CONFIDENCE, Estimate, Interval, Sample, resampled_medians
+from ttftprof.experiment.statistics import (
+    CONFIDENCE,
+    INTERVAL_NEEDS,
+    Estimate,
+    Interval,
+    Sample,
+    resampled_medians,
+)
 from ttftprof.experiment.verdict import Findings
 from ttftprof.model import Report, weights_bytes
 
@@ -36,7 +43,8 @@ class Asked:
 class Costs:
     """TTFT, ns, of the measured model by the state it is found in, and the size of its weights.
 
-    `resampled`: the same three, drawn again and again from the runs; a row a draw.
+    `weights_bytes`: 0 where no run tells it. `resampled`: the three times, drawn again and again
+    from the runs; a row a draw, none where there are too few runs for an interval.
     """
 
     resident_ns: float
@@ -119,12 +127,14 @@ def costs_of(findings: Findings) -> Costs | None:
         for run in condition.counted
         if (size := (run.raw.get("digest") or {}).get("weights_bytes"))
     ]
+    states = ("resident", cached_by, cold_by)
+    few = any(len(times[name]) < INTERVAL_NEEDS for name in states)
     return Costs(
         medians["resident"],
         medians[cached_by],
         medians[cold_by],
-        max(sizes, default=1),
-        _resampled(times, ("resident", cached_by, cold_by)),
+        max(sizes, default=0),
+        np.empty((0, 3)) if few else _resampled(times, states),
     )
 
 

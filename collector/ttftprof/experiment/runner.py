@@ -186,6 +186,8 @@ class _Session:
             self._gpu.rebase()
         elif self._service.is_kept:
             self._gpu.rebase()
+        else:  # it may hold its model already, and evicts none
+            self._gpu.forget_base()
         self._say_what_nobody_tells()
         self._apply(base)
 
@@ -458,8 +460,8 @@ class _Session:
             return [Check("GPU memory", "back to base", words, False, f"{self._api.kind} API")]
         return self._check_gpu()
 
-    def _check_gpu(self) -> list[Check]:
-        check = self._gpu.check_base()
+    def _check_gpu(self, since_begin: bool = False) -> list[Check]:
+        check = self._gpu.check_base(since_begin=since_begin)
         return [] if check is None else [check]
 
     def _set_cache(self, scenario: Scenario) -> None:
@@ -478,7 +480,8 @@ class _Session:
             checks.append(state.check_cache(files, scenario.cache))
         if scenario.drive == "restart":
             if self._service.ends_before_it_starts:
-                checks += self._check_gpu()
+                # One of ours is gone whole; its base may hold a model that it loaded at its start.
+                checks += self._check_gpu(since_begin=self._service.is_kept)
         elif scenario.resident in ("other", "both") and other is not None:
             checks.append(self._api.check_loaded(other, True))
             checks.append(self._api.check_loaded(target, scenario.resident == "both"))

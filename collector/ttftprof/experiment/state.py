@@ -183,7 +183,7 @@ class GpuMemory:
                 self._devices = [int(device["index"]) for device in self._vendor.open()]
             except GpuAbsent:
                 self._vendor = None
-        self.base = self.used_bytes()
+        self.base = self.begin = self.used_bytes()
 
     def used_bytes(self) -> dict[int, int]:
         found: dict[int, int] = {}
@@ -195,24 +195,34 @@ class GpuMemory:
                     found[device] = used
         return found
 
-    def check_base(self, patience_s: float = 5.0) -> Check | None:
-        """That no model is left in it; None where there is no device to ask."""
-        if not self.base:
+    def check_base(self, patience_s: float = 5.0, since_begin: bool = False) -> Check | None:
+        """That no model is left in it; None where there is no device to ask, or no base is known.
+        `since_begin`: held against what was used before there was a server of ours."""
+        base = self.begin if since_begin else self.base
+        if not base:
             return None
         until = time.monotonic() + patience_s
         while True:
             now = self.used_bytes()
-            above = {d: used - self.base.get(d, 0) for d, used in now.items()}
+            above = {d: used - base.get(d, 0) for d, used in now.items()}
             worst = max(above.values(), default=0)
-            if worst <= GPU_SLACK_BYTES or time.monotonic() > until:
+            lost = sorted(set(base) - set(now))
+            if (worst <= GPU_SLACK_BYTES and not lost) or time.monotonic() > until:
                 break
             time.sleep(0.05)
+        if lost:
+            found = f"device {lost[0]} does not tell any more"
+            return Check("GPU memory", "back to base", found, False, "driver")
         met = worst <= GPU_SLACK_BYTES
         return Check("GPU memory", "back to base", f"{worst / 1e6:+.0f} MB", met, "driver")
 
     def rebase(self) -> None:
         """What is used now is the base: nothing of ours is loaded."""
         self.base = self.used_bytes()
+
+    def forget_base(self) -> None:
+        """Nobody knows what is used without a model."""
+        self.base = {}
 
 
 # -- the server's own word ------------------------------------------------------------------------

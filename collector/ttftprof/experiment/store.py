@@ -110,6 +110,16 @@ class Store:
             partial.rename(folder / _FILE)
             return cls(folder, _opened(folder, writable=True), lock)
 
+    @staticmethod
+    def set_aside(folder: Path, name: Path) -> None:
+        """Renames the folder, unless somebody writes into it: its next run would go astray."""
+        with _told_as_output(folder):
+            lock = _locked(folder)
+            try:
+                folder.rename(name)
+            finally:
+                os.close(lock)
+
     @classmethod
     def resume(cls, folder: Path, plan: Mapping[str, Any], digest: str) -> Self:
         """The experiment that the folder holds, if its plan is this one."""
