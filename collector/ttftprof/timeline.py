@@ -420,7 +420,7 @@ def _build(reader: Facts) -> Timeline:
         marks=marks,
         engine_loads=tuple(sorted(_engine_loads(reader, marks), key=lambda load: load.ns)),
         exchanges=tuple(_exchanges(reader, by_kind, armed_ns)),
-        files=_past_the_cache(_files(reader, by_kind, looks, end_ns), by_kind, asked),
+        files=_past_the_cache(_files(reader, by_kind, looks, end_ns), reader, by_kind, asked),
         events=by_kind,
         thread_rows={tgid: rows for (tgid,), rows in split_by(threads, "tgid").items()},
         remote=asked,
@@ -861,10 +861,15 @@ def _files(
 
 
 def _past_the_cache(
-    files: dict[tuple[int, int], FileFacts], by_kind: Mapping[Kind, Records], asked: Records
+    files: dict[tuple[int, int], FileFacts],
+    reader: Facts,
+    by_kind: Mapping[Kind, Records],
+    asked: Records,
 ) -> dict[tuple[int, int], FileFacts]:
     """The files, those that are read past the page cache counted as what they are: read directly,
-    where a server or a daemon is known to have answered."""
+    where a server or a daemon is known to have answered. Unchanged where nobody watched it."""
+    if any(s.name == "pagecache" and s.state == "absent" for s in reader.sources()):
+        return files
     looks = split_by(np.concatenate([by_kind[Kind.OPEN], by_kind[Kind.HELD]]), "dev", "ino")
     for key, file in files.items():
         if not uncached.is_read_past(file.rows, looks.get(key, by_kind[Kind.OPEN][:0])):

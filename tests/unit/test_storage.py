@@ -126,6 +126,12 @@ def test_whose_pages_were_seen_is_not_read_past_the_cache(scene: Scene) -> None:
     assert read_past_cache(scene.timeline()) == []
 
 
+def test_where_nobody_watches_the_page_cache_nothing_is_said_to_go_past_it() -> None:
+    scene = read_without_a_page().source("pagecache", "absent")
+    assert read_past_cache(scene.timeline()) == []
+    assert used(scene).bytes_from_storage is None
+
+
 def test_what_the_client_was_asked_to_read_ahead() -> None:
     file = used(growing(server(), added_pages=PAGES, readahead_asks=7, readahead_pages=PAGES))
     assert (file.readahead_asks, file.readahead_bytes) == (7, PAGES * PAGE)
