@@ -25,6 +25,7 @@ REPORTS = {
     "warm": samples.warm,
     "instant": samples.instant,
     "empty": samples.empty,
+    "never_ended": samples.never_ended,
 }
 
 
@@ -79,6 +80,24 @@ def test_one_request_alone(recordings: Path) -> None:
     assert "request 1" not in text
     document = json.loads(printed(recordings, "instant.ttft", "--request", "2", "--format", "json"))
     assert [request["id"] for request in document["requests"]] == ["2"]
+
+
+@pytest.mark.parametrize(("identity", "ended"), [
+    ("1", "failed before a first token"), ("start 1", "not seen to its end"),
+])  # fmt: skip
+def test_one_alone_is_shown_whatever_it_is_and_nothing_beside_it(
+    identity: str, ended: str, recordings: Path
+) -> None:
+    chosen = ("never_ended.ttft", "--request", identity)
+    text = printed(recordings, *chosen)
+    assert f"{ended}, 1.562 s seen" in text
+    assert text.count("verdict: ") == 1
+    assert "error and no text" not in text
+    document = json.loads(printed(recordings, *chosen, "--format", "json"))
+    assert [r["id"] for r in (*document["requests"], *document["starts"])] == [identity]
+    error = run(recordings, "never_ended.ttft", "--request", "9").exception
+    assert isinstance(error, UsageError)
+    assert "1, start 1" in error.next_step or "start 1, 1" in error.next_step
 
 
 @pytest.mark.parametrize("width", ["59", "201", "0", "-3"])
@@ -141,6 +160,10 @@ def test_a_terminal_of_ascii_gets_what_looks_alike(tmp_path: Path) -> None:
     assert done.stdout.isascii()
     assert "?" not in done.stdout
     assert "#load#" in done.stdout
+
+
+def test_errors_and_trees_have_signs_of_ascii_too() -> None:
+    assert "80 ± 4 %, −2, └▌".encode("ascii", "ttftprof") == b"80 ~ 4 %, -2, `%"
 
 
 def test_help_gives_examples() -> None:

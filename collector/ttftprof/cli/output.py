@@ -92,8 +92,8 @@ def has_colour(choice: str, out: TextIO) -> bool:
 
 # What the reports draw with, for terminals that know only ASCII: a character for a character.
 _ASCII = str.maketrans(
-    "░▒▓█╱╌═╏─┬├┤│▁▂▃▄▅▆▇·…×→≤●µ—–’“”\N{NO-BREAK SPACE}",
-    ".:%#/~=|-+||" + "|" + "_.,-=+*" + '.~x><*u--\'"" ',
+    "░▒▓█╱╌═╏─┬├┤│└▁▂▃▄▅▆▇▏▎▍▌▋▊▉·…×→≤●µ±−—–’“”\N{NO-BREAK SPACE}",
+    ".:%#/~=|-+||" + "|`" + "_.,-=+*" + "..::%%#" + '.~x><*u~---\'"" ',
 )
 
 

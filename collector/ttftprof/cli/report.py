@@ -81,7 +81,9 @@ def _schema() -> dict[str, Any]:
 )
 @click.option("--compact", is_flag=True, help="One line a request, no details.")
 @click.option("--all", "everything", is_flag=True, help="Details of every request and every file.")
-@click.option("--request", "request_id", metavar="ID", help="Only the request with this id.")
+@click.option(
+    "--request", "request_id", metavar="ID", help='Only the request with this id, or "start N".'
+)
 @output.WIDTH
 @output.COLOR
 def command(
@@ -160,16 +162,22 @@ def _analysed(path: Path, drawn: bool = False) -> Report:
 
 
 def _only(reports: list[Report], request_id: str | None) -> list[Report]:
-    """The recordings that hold that request, each with it alone."""
+    """The recordings that hold that request, or start of a server, each with it alone."""
+    from ttftprof.reports import words
+
     if request_id is None:
         return reports
     found = [
-        replace(report, requests=tuple(r for r in report.requests if r.id == request_id))
+        replace(
+            report,
+            requests=tuple(r for r in report.requests if r.id == request_id),
+            starts=tuple(s for s in report.starts if s.id == request_id),
+        )
         for report in reports
     ]
-    found = [report for report in found if report.requests]
+    found = [report for report in found if words.told(report)]
     if not found:
-        ids = ", ".join(dict.fromkeys(r.id for report in reports for r in report.requests))
+        ids = ", ".join(dict.fromkeys(r.id for report in reports for r in words.told(report)))
         raise UsageError(
             f"no request {request_id!r} was recorded",
             f"give one of: {ids}" if ids else "no request was recorded at all",

@@ -152,8 +152,8 @@ def _print_recording(
     page.add_text(_header(report), _BOLD)
     if not report.requests:
         _print_nothing_seen(page, report)
-    turned_away = sum(1 for request in report.requests if words.refused(request))
-    if turned_away and not everything:
+    turned_away = len(report.requests) + len(report.starts) - len(told)
+    if turned_away:
         page.add_text(f"{turned_away} request(s) got an error and no text; --all lists them", _DIM)
     for request in chosen:
         page.gap()

@@ -40,8 +40,9 @@ def told(report: Report, everything: bool = True) -> list[Request]:
     """What a report tells of, in order of time: requests, and starts that no request waited for.
 
     Without `everything`, requests that were refused before any text are left out: a client that
-    asks again and again while its server loads makes many of them.
+    asks again and again while its server loads makes many of them. One that is all there is stays.
     """
+    everything |= len(report.requests) + len(report.starts) == 1
     asked = [r for r in report.requests if everything or not refused(r)]
     return sorted([*report.starts, *asked], key=lambda r: r.start_ns)
 
