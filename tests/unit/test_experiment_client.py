@@ -184,6 +184,7 @@ HOSTILE = [
     Hostile("http 500", send(error_response(500)), "failed"),
     Hostile("http 503, then closed early", send(error_response(503)[:-3]), "failed"),
     Hostile("http 404", send(error_response(404)), "rejected"),
+    Hostile("a redirect", send(b"HTTP/1.1 302 X\r\nContent-Length: 0\r\n\r\n"), "rejected"),
     Hostile("error inside the stream", send(HEAD, STREAM_ERROR), "failed"),
     Hostile("stall in mid-stream", send(HEAD, event("a"), then=linger), "stalled"),
     Hostile("silence", send(then=linger), "timeout"),

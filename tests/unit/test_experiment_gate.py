@@ -17,7 +17,7 @@ from ttftprof.experiment.evaluate import Experiment, evaluate
 from ttftprof.experiment.gate import gate
 from ttftprof.experiment.store import Slot
 from ttftprof.reports import experiment_gate
-from unit.experiment_samples import UNMET, drawn, measured_noise, plan, result, stored
+from unit.experiment_samples import UNMET, drawn, kept, measured_noise, plan, result, stored
 
 Make = Callable[[Slot], dict[str, Any]]
 CALM = [run for run in measured_noise() if run["load"] < 400e6]
@@ -90,7 +90,7 @@ def test_too_few_runs_are_undecided_which_may_fail(base: Path, tmp_path: Path) -
     code, output = check(here, "--baseline", base)
     assert code == 0
     assert "❔ undecided" in output
-    assert "too few runs to say" in output
+    assert "## ttftprof check: too few runs to say" in output
     assert check(here, "--baseline", base, "--undecided", "fail")[0] == 1
 
 
@@ -111,6 +111,34 @@ def test_what_is_sure_beside_surer_ones_is_not_undecided(tmp_path: Path) -> None
     here = stored(tmp_path / "x", made, make(2.0, True))
     found = gate(evaluate(here), evaluate(known), 0.1)
     assert [one.result for one in found.checked] == ["regressed"] * 3
+
+
+def test_runs_that_are_missing_here_leave_a_doubt(base: Path, tmp_path: Path) -> None:
+    """A change that makes half of the runs fail must not pass without a word."""
+    made = slower(1.0, 1)
+
+    def half(slot: Slot) -> dict[str, Any]:
+        return made(slot) if slot.block % 2 else result(None, outcome="gone", as_expected=False)
+
+    code, output = check(experiment(tmp_path / "x", half), "--baseline", base)
+    assert code == 0
+    assert "## ttftprof check: no regression, as far as can be told" in output
+    assert "6 runs here do not count, of the baseline's 0" in output
+
+
+def test_the_bases_of_two_experiments_are_held_against_each_other(tmp_path: Path) -> None:
+    """Whichever variant came first in either."""
+
+    def make(slot: Slot) -> dict[str, Any]:
+        return result({"load": 1e8 + slot.run}, fingerprint={"server's command": slot.variant})
+
+    made = [
+        plan(scenarios=["resident"], runs=6, seed=seed, vary={"request.x": ["1", "2"]})
+        for seed in (2, 3)
+    ]
+    here, known = (stored(tmp_path / str(one.seed), one, make) for one in made)
+    assert len({kept(one, make)[0].slot.variant for one in made}) == 2
+    assert not gate(evaluate(here), evaluate(known), 0.1).differences
 
 
 def test_a_scenario_that_is_gone_is_told(base: Path, tmp_path: Path) -> None:

@@ -457,7 +457,7 @@ class _Stream:
 
     def _judged(self, seen: Exchange | None) -> tuple[str, str]:
         status = self._response.status if self._response else None
-        if status is not None and status >= 400 and self._outcome in ("", "gone"):
+        if status is not None and status >= 300 and self._outcome in ("", "gone"):
             return ("failed" if status >= 500 else "rejected"), f"HTTP status {status}"
         if self._outcome:
             return self._outcome, self._detail

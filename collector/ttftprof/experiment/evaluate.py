@@ -66,7 +66,7 @@ def evaluate(folder: Path, traffic: Sequence[Path] = ()) -> Experiment:
             done=len(kept),
             interrupted=store.interrupted(),
             engine=_engine(kept),
-            fingerprint=dict(kept[0].result["fingerprint"]) if kept else {},
+            fingerprint=_first_print(plan, prints),
             differences=_unasked(plan, differences(prints)),
             degraded={
                 one.slot.run: tuple(one.result["degraded"])
@@ -124,6 +124,12 @@ def _prints(kept: list[Kept]) -> dict[str, list[Mapping[str, str]]]:
         if one.result["fingerprint"]:
             found.setdefault(one.slot.variant, []).append(one.result["fingerprint"])
     return found
+
+
+def _first_print(plan: Plan, prints: Mapping[str, list[Mapping[str, str]]]) -> dict[str, str]:
+    """Of the base, if it ran: what another experiment is held against."""
+    names = [variant.name for variant in plans.variants_of(plan)]
+    return next((dict(prints[name][0]) for name in names if name in prints), {})
 
 
 # What a factor changes in the fingerprint, by its name: that much is asked for.

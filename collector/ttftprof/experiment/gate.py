@@ -116,7 +116,8 @@ def _checked(
         result, why = "undecided", f"too few runs to say: {needed} a side are needed"
     else:
         result = _result(shift.shift.value, base_median, p <= alpha, limit)
-        why = _blind(shift, base_median, limit, alpha / questions) if result == "same" else ""
+        blind = _blind(shift, base_median, limit, alpha / questions) if result == "same" else ""
+        why = "; ".join(filter(None, (_fewer(known, found), blind)))
     median = now.median.value if now else None
     return Checked(
         known.scenario, known.variant, metric, result, base_median, median, shift, p, share, why
@@ -132,6 +133,13 @@ def _blind(shift: Shift, base_median: float, limit: float, alpha: float) -> str:
         f"as noisy as these runs are, less than {detectable / base_median * 100:.0f} % may well "
         "be missed: more runs, or a quieter machine, would tell"
     )
+
+
+def _fewer(known: Condition, found: Condition | None) -> str:
+    """That runs are missing here which the baseline has: the slow ones, perhaps."""
+    if found is None or found.left_out <= known.left_out:
+        return ""
+    return f"{found.left_out} runs here do not count, of the baseline's {known.left_out}"
 
 
 def _why_absent(known: Condition, found: Condition | None, metric: str) -> str:

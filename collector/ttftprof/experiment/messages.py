@@ -11,7 +11,7 @@ from typing import Any
 OUTCOMES = (
     "ok",
     "empty",  # a whole answer without any text
-    "rejected",  # HTTP 4xx
+    "rejected",  # HTTP 4xx, or 3xx: we do not follow
     "failed",  # HTTP 5xx, or an error inside the stream
     "refused",  # no connection
     "gone",  # the connection, or the stream without its end mark, ended before the answer did

@@ -19,8 +19,7 @@ def write_markdown(gate: Gate, out: TextIO) -> None:
 
 
 def _lines(gate: Gate) -> Iterator[str]:
-    verdict = "regressed" if gate.regressed else "not told" if gate.absent else "no regression"
-    yield f"## ttftprof check: {verdict}"
+    yield f"## ttftprof check: {_verdict(gate)}"
     yield ""
     yield (
         f"A regression is slower by more than {scale.percent(gate.limit)} of the baseline's "
@@ -39,6 +38,17 @@ def _lines(gate: Gate) -> Iterator[str]:
             yield f"\n> {text(f'{one.scenario}, {one.metric}: {one.why}')}"
     for name, (before, now) in gate.differences.items():
         yield f"\n> **not the same**: {text(name)}: {text(before)} → {text(now)}"
+
+
+def _verdict(gate: Gate) -> str:
+    if gate.regressed:
+        return "regressed"
+    if gate.absent:
+        return "not told"
+    if len(gate.undecided) == len(gate.checked):
+        return "too few runs to say"
+    in_doubt = any(one.why for one in gate.checked)
+    return "no regression, as far as can be told" if in_doubt else "no regression"
 
 
 def _ns(ns: float | None) -> str:
