@@ -148,6 +148,8 @@ def acquit(files: Sequence[FileUse], waited_ns: int, whole_ns: int) -> StorageCa
     by_others = sum(f.read_by_others_bytes or 0 for f in shards)
     beside = [f for f in files if not f.is_weights and _may_be_a_model(f)]
     if not from_storage and not by_others and not beside:
+        if all(f.residency_before == 0 and not f.bytes_from_cache for f in shards):
+            return StorageCause("unknown")  # nor from the cache: by a way that nobody counts
         return StorageCause(
             "cache worked",
             "Storage is not to blame: not one byte of the weights came from it.",

@@ -255,6 +255,18 @@ def test_storage_is_acquitted() -> None:
     assert acquit([use(bytes_from_storage=None)], 0, 9) is None
 
 
+@pytest.mark.parametrize(
+    ("cached", "kind"), [((0.0, 0), "unknown"), ((0.5, SIZE // 2), "cache worked")]
+)
+def test_a_cache_that_held_nothing_did_not_work(cached: tuple[float, int], kind: str) -> None:
+    """Mapped past the page cache (DAX), or read by a device itself: nobody counts what came."""
+    resident, came = cached
+    weights = use(bytes_from_storage=0, bytes_from_cache=came, residency_before=resident)
+    found = acquit([weights], 0, 9 * MS)
+    assert found
+    assert found.kind == kind
+
+
 numbers = st.none() | st.floats(1, 1e12)
 models = st.none() | st.builds(
     PathModel, st.integers(0, 10**10), numbers, st.just(4096), numbers, numbers, st.none()
