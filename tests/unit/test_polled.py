@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ttftprof.analysis import analyse
 from ttftprof.clock import now_ns
 from ttftprof.errors import UsageError
 from ttftprof.events import LOST, Kind, TextKind, Wait
@@ -189,6 +190,38 @@ def test_a_thread_that_runs_is_not_waiting_and_its_time_is_counted() -> None:
             time.sleep(LOOK_S)
             tasks.look(now_ns())
         assert thread.off_ns == 0
+    tasks.close()
+
+
+ENDS_ASLEEP = """
+import sys, threading
+gate = threading.Lock(); gate.acquire()
+thread = threading.Thread(target=gate.acquire); thread.start()
+print(thread.native_id, flush=True); sys.stdin.readline()
+gate.release(); thread.join()
+print(flush=True); sys.stdin.readline()
+"""
+
+
+def test_a_thread_that_ends_before_the_next_look_had_waited_till_then() -> None:
+    tasks = Tasks()
+    with python(ENDS_ASLEEP) as process:
+        tid = int(heard(process))
+        tasks.begin(frozenset({process.pid}), now_ns())
+        (thread,) = (thread for thread in tasks.threads() if thread.tid == tid)
+        deadline = time.monotonic() + PATIENCE_S
+        while not thread.off_ns:
+            assert time.monotonic() < deadline
+            tasks.look(now_ns())
+        began_ns = thread.off_ns
+        go(process)
+        heard(process)
+        while Path(f"/proc/{process.pid}/task/{tid}").exists():
+            assert time.monotonic() < deadline
+        told = [e for e in tasks.look(now_ns()) if e.tid == tid]
+        assert [e.kind for e in told] == [Kind.OFFCPU, Kind.THREAD_END]
+        assert (told[0].ns, Wait(told[0].flags)) == (began_ns, Wait.LOCK)
+        assert told[0].ns + told[0].duration_ns == told[1].ns + told[1].duration_ns
     tasks.close()
 
 
@@ -466,6 +499,48 @@ def test_where_no_server_is_the_relay_ends_the_connection(port: int | None) -> N
         with client, suppress(ConnectionError):
             assert client.recv(1) == b""
         assert list(texts.drain(now_ns())) == []
+
+
+SERVER = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Answers(BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        self.wfile.write(b'data: {"choices": [{"delta": {"content": "word"}}]}\\n\\n')
+        self.wfile.write(b"data: [DONE]\\n\\n")
+HTTPServer(("127.0.0.1", 0), Answers).serve_forever()
+"""
+
+
+def test_a_relay_before_a_command_passes_on_to_it_and_not_to_itself(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    record = [sys.executable, "-m", "ttftprof", "record", "-q", "-o", "a.ttft", "--loader", "proc"]
+    stop = ["--relay", str(port), "--first-tokens", "1"]
+    command = [*record, *stop, "--", sys.executable, "-S", "-c", SERVER]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as recorder:
+        try:
+            answer = ""
+            deadline = time.monotonic() + 3 * PATIENCE_S
+            while not answer:
+                assert time.monotonic() < deadline
+                time.sleep(LOOK_S)
+                client = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+                with suppress(ConnectionError, http.client.HTTPException):  # not there yet
+                    client.request("POST", "/v1/chat/completions", '{"model": "m"}')
+                    answer = client.getresponse().read().decode()
+                client.close()
+            assert "word" in answer
+            assert recorder.wait(3 * PATIENCE_S) == 0
+        finally:
+            recorder.terminate()
+    (request,) = analyse(tmp_path / "a.ttft").requests
+    assert (request.model, request.outcome) == ("m", "ok")
 
 
 def test_a_relay_says_that_its_port_is_taken() -> None:

@@ -186,10 +186,11 @@ def command(
     duration_ns = None if duration is None else _whole("--duration", duration, NS_PER_S)
     budget = _budget(overhead_budget or ("1" if is_probed else "10"))
     interrupts = Interrupts()
-    through = Relay(relay) if relay is not None else None
     said = CommandOutput() if command_line and not is_probed else None
     child = Gate.spawn(command_line, said) if command_line else None
     try:
+        # After the forks, whose processes would have its port, too.
+        through = Relay(relay) if relay is not None else None
         target = find_target(named, child)
         limits = Limits(
             duration_ns=duration_ns,

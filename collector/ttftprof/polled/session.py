@@ -130,7 +130,12 @@ class PolledSession:
     def _server(self) -> Server | None:
         """Where the relay passes on to: the topmost process that listens, on its first port."""
         order = list(self._tasks.of)
-        found = [(order.index(pid), port) for port, pid in self._ports.items() if pid in order]
+        own = self._relay.port if self._relay is not None else None
+        found = [
+            (order.index(pid), port)
+            for port, pid in self._ports.copy().items()
+            if pid in order and port != own
+        ]
         if not found:
             return None
         place, port = min(found)

@@ -148,10 +148,13 @@ class Thread:
             return Wait.OTHER
         return next((wait for begin, wait in _WAITS if where.startswith(begin)), Wait.OTHER)
 
-    def end(self, ns: int) -> Told:
-        """The record of its end."""
+    def end(self, ns: int) -> Iterator[Told]:
+        """The wait that it was last seen in, if it was, and its end."""
         self.close()
-        return Told(
+        waited = self._woken(ns)
+        if waited is not None:
+            yield waited
+        yield Told(
             Kind.THREAD_END,
             self.since_ns,
             self.tgid,
@@ -224,7 +227,8 @@ class Tasks:
         for pid, task in list(self.of.items()):
             if self._state(pid) in (None, *_ENDED):
                 told.append(Told(Kind.PROCESS_EXIT, ns, pid, pid))
-                told += [thread.end(ns) for thread in task.threads.values()]
+                for thread in task.threads.values():
+                    told += thread.end(ns)
                 del self.of[pid]
                 self._seen.add(pid)
         return told
@@ -312,7 +316,7 @@ class Tasks:
             if woken is not None:
                 told.append(woken)
             if tid not in there:
-                told.append(thread.end(ns))
+                told += thread.end(ns)
                 del task.threads[tid]
         return told
 
