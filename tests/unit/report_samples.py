@@ -25,15 +25,25 @@ from ttftprof.model import (
     MemoryUse,
     MountUse,
     Overhead,
+    Part,
     PathModel,
     Phase,
     PhaseShare,
     ProbeCost,
+    ProcessTrack,
+    PythonShare,
+    PythonStack,
+    PythonTime,
+    PythonWait,
     Quantiles,
     Report,
     Request,
     Series,
+    SizeTrack,
     SourceState,
+    Spans,
+    Tick,
+    Tracks,
     Verdict,
     WaitSplit,
 )
@@ -388,6 +398,40 @@ def hostile(name: str) -> Report:
         lost={name: 3},
         sources=(SourceState(name, "absent", name, name),),
         notes=(name,),
+    )
+
+
+def hostile_inside(name: str) -> Report:
+    """`hostile`, and so are its lanes, log lines, parts of phases and Python code."""
+    report = hostile(name)
+    one = report.requests[0]
+    at = one.start_ns
+    spans = Spans(name, (at,), (at + 5,), (name,), (5,))
+    running = Series("threads_running", "threads", None, (at,), (1.0,))
+    process = ProcessTrack(
+        7, name, (name, name), at, at + 100, running, (), 0, spans, spans, (spans,)
+    )
+    tracks = Tracks(
+        processes=(process,),
+        storage=(Series("file_bytes", "bytes", name, (at, at + 1), (0.0, 1.0)),),
+        sizes=(SizeTrack(name, 1, (at,), (4096,), (1,), (1,)),),
+        ticks=(Tick(at, name, name),),
+    )
+    part = Part("warmup", at, at + 1, 1, "observed", (Evidence(name, name, 1, name),))
+    phases = (replace(one.phases[0], parts=(part,)), *one.phases[1:])
+    code = PythonTime(
+        phases[0].phase, 10, 20, 1.0,
+        (PythonShare("imports", 10, 1.0, 0.0, 5, (name,)),),
+        (PythonStack("imports", (name,), 10),),
+        (PythonWait("storage_wait", "imports", name, name, 5),),
+    )  # fmt: skip
+    request = replace(one, phases=phases, python=(code,))
+    return replace(
+        report,
+        requests=(request,),
+        tracks=tracks,
+        series=(Series("cached_bytes", "bytes", name, (at,), (0.0,)),),
+        realtime_offset_ns=1,
     )
 
 

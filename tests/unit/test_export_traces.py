@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections import defaultdict
 from dataclasses import replace
 from decimal import Decimal
@@ -19,7 +20,20 @@ from ttftprof import python_frames
 from ttftprof.analysis import conclude
 from ttftprof.events import Wait
 from ttftprof.model import Report
-from ttftprof.reports import chrome, folded, html_data, perfetto, slices, speedscope, words
+from ttftprof.reports import (
+    chrome,
+    facts,
+    folded,
+    html,
+    html_data,
+    markdown,
+    otlp_json,
+    perfetto,
+    python,
+    slices,
+    speedscope,
+    words,
+)
 from ttftprof.timeline import Timeline
 from unit import report_samples as samples
 from unit.recordings import (
@@ -276,6 +290,28 @@ def test_chrome_of_hostile_names_is_json() -> None:
         out = io.StringIO()
         chrome.write(samples.hostile(name), nothing(), out)
         json.loads(out.getvalue())
+
+
+@pytest.mark.parametrize("name", samples.HOSTILE_NAMES, ids=range(len(samples.HOSTILE_NAMES)))
+def test_names_of_lanes_parts_and_code_are_harmless_in_every_export(name: str) -> None:
+    report, timeline = samples.hostile_inside(name), nothing()
+    out = [io.StringIO() for _ in range(8)]
+    chrome.write(report, timeline, out[0])
+    speedscope.write(report, out[1])
+    otlp_json.write(report, out[2])
+    html.write([report], out[3])
+    markdown.write(report, out[4])
+    folded.write(report, timeline, out[5])
+    python.write_folded(report, out[6])
+    facts.write_csv(report, timeline, out[7])
+    told = [file.getvalue() for file in out]
+    told[:3] = [json.dumps(json.loads(text), ensure_ascii=False) for text in told[:3]]
+    told.append(str(decoded(report, timeline)).encode("latin-1").decode("unicode_escape"))
+    for text in told:
+        assert not re.search(
+            "[\x00-\x08\x0b-\x1f\x7f\u200b-\u200f\u202a-\u202e\u2066-\u2069]", text
+        )
+        text.encode()
 
 
 # -- speedscope -----------------------------------------------------------------------------------
