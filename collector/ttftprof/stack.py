@@ -364,7 +364,8 @@ def _ssh_host(source: str) -> str | None:
 
 def _network(layer: Layer, mount: Mount, system: System) -> Layer:
     options = options_of(mount)
-    address = options.get("addr") or server_of(mount.fstype, mount.source)
+    address = options.get("addr") or monitor_of(options.get("mon_addr", ""))
+    address = address or server_of(mount.fstype, mount.source)
     if not address:
         return replace(layer, notes=(*layer.notes, "its server is not named in the mount"))
     if mount.fstype == "9p" and options.get("trans") in ("virtio", "fd", "xen"):
@@ -385,6 +386,15 @@ def server_of(fstype: str, source: str) -> str:
         return ""
     host = host.split(",")[0]
     return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+
+
+def monitor_of(mon_addr: str) -> str:
+    """The first address of Ceph's `mon_addr=192.0.2.1:3300/192.0.2.2:3300`: its mounts' sources
+    (`user@fsid.name=/path`) name no server. '' if there is none. Source: mount.ceph(8)."""
+    first = mon_addr.partition("/")[0]
+    if first.startswith("["):
+        return first[1:].partition("]")[0]
+    return first.partition(":")[0] if first.count(":") == 1 else first
 
 
 def _server(address: str, system: System) -> Layer:

@@ -18,6 +18,7 @@ from ttftprof.stack import (
     Stack,
     System,
     local_addresses,
+    monitor_of,
     parse_routes,
     parse_routes6,
     path_facts,
@@ -321,6 +322,28 @@ def test_own_addresses_are_found() -> None:
 )
 def test_servers_in_sources(fstype: str, source: str, server: str) -> None:
     assert server_of(fstype, source) == server
+
+
+@pytest.mark.parametrize(
+    ("mon_addr", "server"),
+    [
+        ("192.0.2.1:3300/192.0.2.2:3300", "192.0.2.1"),
+        ("192.0.2.1", "192.0.2.1"),
+        ("[2001:db8::1]:3300/[2001:db8::2]:3300", "2001:db8::1"),
+        ("2001:db8::1", "2001:db8::1"),
+        ("", ""),
+    ],
+)
+def test_a_ceph_mount_names_its_monitors_in_an_option(
+    mon_addr: str, server: str, tmp_path: Path
+) -> None:
+    assert monitor_of(mon_addr) == server
+    own = tmp_path / "proc/self"
+    own.mkdir(parents=True)
+    line = f"29 1 0:40 / /models rw - ceph me@0-1.fs=/models rw,name=me,mon_addr={mon_addr}\n"
+    (own / "mountinfo").write_text(line)
+    stack = stack_of("/models/m", system=System(tmp_path / "proc", tmp_path / "sys"))
+    assert [found.name for found in stack.layers()] == ["ceph", *[server] * bool(server)]
 
 
 def test_links() -> None:
