@@ -72,6 +72,19 @@ def test_what_is_in_doubt_stands_first(experiment: Experiment) -> None:
     assert "mount options of a changed during the experiment: rw, then ro" in told
 
 
+def test_a_busy_machine_is_told_of_the_runs_that_figures_rest_on(tmp_path: Path) -> None:
+    """Not of warm-ups, nor of failures that were asked for."""
+    made = plan(scenarios=["resident", "unknown-model"], runs=6, warmups=1)
+    busy = {"busy": 0.5}
+    folder = stored(
+        tmp_path / "x",
+        made,
+        lambda slot: result({"load": 1e8}, rest=busy if slot.block < 4 else {}),
+    )
+    told = " ".join(text(evaluate(folder), 200).split())
+    assert "before 3 of the 6 runs that are timed and count the machine was busy" in told
+
+
 def test_what_to_know_stands_before_the_figures(experiment: Experiment) -> None:
     shown = text(experiment, 200)
     brief = shown[shown.index("in short") : shown.index("condition")]

@@ -51,15 +51,12 @@ def warnings(experiment: Experiment) -> Iterator[str]:
         first = next(iter(experiment.degraded.values()))[0]
         yield f"{len(experiment.degraded)} runs are degraded, the first: {first}"
     yield from _differences(experiment)
-    busy = [
-        run
-        for condition in experiment.findings.conditions
-        for run in condition.counted
-        if not condition.is_failure and other_load_before(run.raw.get("rest"))
-    ]
+    timed = [c for c in experiment.findings.conditions if not c.is_failure]
+    counted = [run for condition in timed for run in condition.counted]
+    busy = sum(other_load_before(run.raw.get("rest")) for run in counted)
     if busy:
         yield (
-            f"before {len(busy)} of the runs the machine was busy with something else: "
+            f"before {busy} of the {len(counted)} runs that are timed and count the machine was busy with something else: "
             "intervals are wider than they need be"
         )
 
