@@ -56,8 +56,8 @@ def warnings(experiment: Experiment) -> Iterator[str]:
     busy = sum(other_load_before(run.raw.get("rest")) for run in counted)
     if busy:
         yield (
-            f"before {busy} of the {len(counted)} runs that are timed and count the machine was busy with something else: "
-            "intervals are wider than they need be"
+            f"before {busy} of the {len(counted)} runs that are timed and count the machine was "
+            "busy with something else: intervals are wider than they need be"
         )
 
 
