@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from kernel.support import recording
@@ -237,6 +239,18 @@ def test_transformers_starts(tmp_path: Path) -> None:
 VLLM_STARTS_WITHIN_S = 500.0  # three processes import one after another
 
 
+@contextmanager
+def ended_with_all_below() -> Iterator[list[psutil.Process]]:
+    """Ends the processes put into the list; those of vLLM do not always end with their parent."""
+    below: list[psutil.Process] = []
+    try:
+        yield below
+    finally:
+        for process in below:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
 @pytest.mark.vllm
 @pytest.mark.long
 def test_vllm_starts_and_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,9 +263,13 @@ def test_vllm_starts_and_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv(name, value)
     # It writes more than the pipe holds that nobody empties before the end.
     to_file = ["sh", "-c", 'exec "$@" >"$0" 2>&1', str(tmp_path / "vllm.log")]
-    with recording(tmp_path / "vllm.ttft", "--", *to_file, *server.command(model)) as seen:
+    with (
+        ended_with_all_below() as below,
+        recording(tmp_path / "vllm.ttft", "--", *to_file, *server.command(model)) as seen,
+    ):
         server.process = seen.process  # type: ignore[assignment]
         server.wait_ready(VLLM_STARTS_WITHIN_S)
+        below.extend(psutil.Process(seen.process.pid).children(recursive=True))
         replies = [server.chat(str(model), f"{PROMPT} {number}") for number in range(3)]
         time.sleep(0.3)
     report = seen.report()

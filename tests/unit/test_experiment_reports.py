@@ -17,7 +17,7 @@ from ttftprof.errors import UsageError
 from ttftprof.experiment import evaluate as evaluation
 from ttftprof.experiment.evaluate import Experiment, evaluate
 from ttftprof.experiment.store import Slot
-from ttftprof.reports import experiment_html, experiment_json, experiment_terminal, experiment_words
+from ttftprof.reports import experiment_html, experiment_json, experiment_terminal
 from unit.experiment_samples import UNMET, plan, result, stored
 from unit.report_samples import WEIGHTS_BYTES, cold
 
@@ -98,16 +98,6 @@ def test_how_it_was_measured_is_told_for_who_doubts_it(experiment: Experiment) -
     told = " ".join(text(experiment).split())
     assert "shuffled by seed 1" in told
     assert "p corrected (Holm) for all that is asked of all conditions together" in told
-
-
-@pytest.mark.parametrize(("runs", "says"), [(12, "of 12 the largest is below"), (75, "")])
-def test_how_far_a_p95_is_to_be_trusted_is_told(runs: int, says: str, tmp_path: Path) -> None:
-    """0.95 to the power of 12 is 0.54; of 75 runs, 0.02."""
-    made = plan(scenarios=["resident"], runs=runs)
-    folder = stored(tmp_path / "x", made, lambda slot: result({"load": 1e8 + slot.run}))
-    told = experiment_words.method(evaluate(folder))
-    assert ("below the true p95 54 times in a hundred" in told) is bool(says)
-    assert says in told
 
 
 def test_the_findings_are_sentences(experiment: Experiment) -> None:

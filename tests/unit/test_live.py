@@ -64,24 +64,6 @@ def test_a_line_says_what_the_report_says() -> None:
     assert "load" in line
 
 
-@pytest.mark.parametrize(
-    ("cached", "switch", "start"),
-    [
-        (0.0, "cold", "cold start"),
-        (0.37, "37 % cached", "start, 37 %"),
-        (0.95, "cached", "cached start"),
-        (None, "switch", "start"),
-    ],
-)
-def test_a_line_says_how_much_was_cached(cached: float | None, switch: str, start: str) -> None:
-    request = replace(samples.cold().requests[0], residency_before=cached)
-    started = replace(request, id="start 1", endpoint="", first_token_ns=None)
-    for one, kind in ((request, switch), (started, start)):
-        line = live.line(ended(one), 80, colour=False).plain
-        assert f" s {kind} " in line
-        assert live.line(ended(one), 60, colour=False).cell_len <= 60
-
-
 def test_without_colour_every_phase_has_a_fill_that_the_header_names() -> None:
     shown = "\n".join(text.plain for text in live.header(80, colour=False))
     for name in PHASES:

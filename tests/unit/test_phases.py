@@ -630,6 +630,25 @@ def test_a_process_that_computed_itself_is_no_mere_front() -> None:
     check(scene.request(NEW, 100, token=160).only_request(), ("prefill", 100, 160, I))
 
 
+def test_of_a_server_that_was_loaded_long_ago_who_was_busy_below_it_computed() -> None:
+    """Its weights are no file that it holds any more; the front waited, one child computed."""
+    scene = Scene().process(FRONT).process(OLD, ppid=FRONT).process(NEW, ppid=FRONT)
+    scene.wait(FRONT, 0, 101, Wait.NETWORK).wait(FRONT, 102, 159, Wait.NETWORK)
+    scene.wait(OLD, 0, 101, Wait.NETWORK).wait(OLD, 106, 159, Wait.NETWORK)
+    scene.wait(NEW, 0, 103, Wait.PIPE).wait(NEW, 158, 170, Wait.PIPE)
+    request = scene.request(FRONT, 100, token=160).only_request()
+    check(request, ("prefill", 100, 160, I))
+    assert request.activity_totals()["cpu"] == ns(158) - ns(103)
+
+
+def test_where_nobody_below_it_was_busy_nobody_is_named() -> None:
+    scene = Scene().process(FRONT).process(NEW, ppid=FRONT)
+    scene.wait(FRONT, 0, 101, Wait.NETWORK).wait(FRONT, 102, 159, Wait.NETWORK)
+    scene.wait(NEW, 0, 101, Wait.PIPE).wait(NEW, 120, 170, Wait.PIPE)
+    request = scene.request(FRONT, 100, token=160).only_request()
+    check(request, ("unexplained", 100, 160, I))
+
+
 def test_a_process_that_held_weights_computed() -> None:
     scene = Scene().process(NEW).file(B_GGUF).held(NEW, B_GGUF)
     check(scene.request(NEW, 100, token=160).only_request(), ("prefill", 100, 160, I))

@@ -332,6 +332,28 @@ def test_a_new_server_is_taken_in_though_a_look_came_before_its_exec(
     tasks.close()
 
 
+def test_of_a_family_that_comes_at_once_all_are_taken_in(tmp_path: Path) -> None:
+    """Whatever the order of their numbers: a grandchild may have a lower one than its parent."""
+    for pid, parent in ((100, 1), (102, 101), (101, 103), (103, 100), (104, 1)):
+        folder = tmp_path / str(pid)
+        (folder / "task").mkdir(parents=True)
+        rest = " ".join(["0"] * 17)
+        (folder / "stat").write_text(f"{pid} (a b) c) S {parent} {rest} {pid * 10} 0\n")
+        (folder / "cmdline").write_bytes(b"server\0" + str(pid).encode())
+    late = [tmp_path / str(pid) for pid in (101, 102, 103, 104)]
+    hidden = [path.rename(tmp_path / f"hidden{path.name}") for path in late]
+    tasks = Tasks(tmp_path)
+    tasks.begin(frozenset({100}), now_ns())
+    for path, there in zip(late, hidden, strict=True):
+        there.rename(path)
+    told = tasks.look(now_ns())
+    assert [e.tgid for e in told if e.kind == Kind.FORK] == [103, 101, 102]
+    (tmp_path / "101/stat").write_text(f"101 (other) S 1 {' '.join(['0'] * 17)} 999 0\n")
+    told = tasks.look(now_ns())  # its number is another's
+    assert [(e.kind, e.tgid) for e in told] == [(Kind.PROCESS_EXIT, 101)]
+    assert set(tasks.of) == {100, 102, 103}
+
+
 # -- files ------------------------------------------------------------------------------------
 
 READER = """

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ttftprof.activities import process_activities
 from ttftprof.events import Kind
 from ttftprof.phases.holders import has_weights, loaders
 from ttftprof.timeline import FOREVER, Exchange, Process, Timeline
@@ -141,7 +142,42 @@ def _with_worker(
     begun = [c for c in own if front.start_ns <= c.start_ns]
     if begun and back is None and front.first_token_ns is None:
         return Served(front, back, min(begun, key=lambda c: c.start_ns).tgid, cut_off=True)
+    if front.first_token_ns is not None:
+        busy = _busiest_below(timeline, last, until)
+        if busy is not None:
+            return Served(front, back, busy)
     return Served(front, back, alone=back is None and not _says_itself(front))
+
+
+def _busiest_below(timeline: Timeline, last: Exchange, until: int) -> int | None:
+    """Of a server that had its weights in memory before anybody looked: the process below it that
+    was busy while this request waited, if the one that took it was not."""
+    if computed(timeline, last.tgid, last.start_ns, until):
+        return None
+    below = [
+        life.tgid
+        for lives in timeline.processes.values()
+        for life in lives
+        if life.start_ns <= last.start_ns
+        and life.gone_ns >= until
+        and last.tgid in ancestors(timeline, life)
+        and computed(timeline, life.tgid, last.start_ns, until)
+    ]
+    return max(below, key=lambda t: busy_ns(timeline, t, last.start_ns, until), default=None)
+
+
+_BUSY = ("cpu", "fault", "transfer", "gpu")
+
+
+def busy_ns(timeline: Timeline, tgid: int, start_ns: int, end_ns: int) -> int:
+    """How long a process itself had something to do."""
+    spent = process_activities(timeline, tgid, start_ns, end_ns).durations_ns()
+    return sum(ns for activity, ns in spent.items() if activity in _BUSY)
+
+
+def computed(timeline: Timeline, tgid: int, start_ns: int, end_ns: int) -> bool:
+    """Whether a process was busy itself for most of a wait: then it is no mere front of another."""
+    return 2 * busy_ns(timeline, tgid, start_ns, end_ns) >= end_ns - start_ns
 
 
 def worker_of(timeline: Timeline, tgid: int) -> int:

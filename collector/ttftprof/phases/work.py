@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ttftprof.activities import process_activities
 from ttftprof.model import Evidence
 from ttftprof.phases.edges import INFERRED, OBSERVED, Cutter, Edge
 from ttftprof.phases.queues import blocked_until, inside_server, others_computed_until
-from ttftprof.phases.served import Served
+from ttftprof.phases.served import Served, computed
 from ttftprof.phases.startup import StartUp, accepted_ns, first_prompt_call
 from ttftprof.timeline import FOREVER, Call, Exchange, Timeline
 
@@ -67,7 +66,7 @@ def work(
     switched: bool,
 ) -> None:
     """Prefill and the first decode. What cannot be told from them is left."""
-    if served.alone and not _computes(timeline, served, cutter.at_ns):
+    if served.alone and not computed(timeline, served.server, cutter.at_ns, served.last_ns):
         return
     prefilled = _prefill_end(timeline, served, cutter.at_ns)
     if prefilled is None and switched and served.worker and start and start.ready is None:
@@ -100,17 +99,6 @@ def _told_from_the_end(served: Served, start: StartUp | None, prefilled: Edge) -
     return Edge(
         served.last_ns - round(took * 1e6), INFERRED, Evidence("response", told, took, "ms")
     )
-
-
-_BUSY = ("cpu", "fault", "transfer", "gpu")
-
-
-def _computes(timeline: Timeline, served: Served, begin_ns: int) -> bool:
-    """Whether the process that answered was busy itself for most of the wait: then it is no mere
-    front of something unseen."""
-    spent = process_activities(timeline, served.server, begin_ns, served.last_ns)
-    busy_ns = sum(ns for activity, ns in spent.durations_ns().items() if activity in _BUSY)
-    return 2 * busy_ns >= served.last_ns - begin_ns
 
 
 def _prefill_end(timeline: Timeline, served: Served, begin_ns: int) -> Edge | None:

@@ -20,6 +20,7 @@ _TICK_NS = NS_PER_S // os.sysconf("SC_CLK_TCK")
 # So long a new process is looked at for an exec: into a program of the same name, or of one that
 # continues the target.
 _YOUNG_NS = 2 * NS_PER_S
+_STARTED = 19  # of the fields of stat from the state on: when, in ticks since the machine began
 _STORAGE_STATE = "D"
 _ENDED = (b"Z", b"X")
 _SLEEPS = "SDTtI"
@@ -176,6 +177,7 @@ class Task:
 
     pid: int
     began_ns: int
+    ticks: bytes  # when it was forked, as /proc counts: a reused pid has another
     comm: bytes
     argv: bytes
     threads: dict[int, Thread] = field(default_factory=dict)
@@ -225,38 +227,58 @@ class Tasks:
     def _departed(self, ns: int) -> list[Told]:
         told: list[Told] = []
         for pid, task in list(self.of.items()):
-            if self._state(pid) in (None, *_ENDED):
-                told.append(Told(Kind.PROCESS_EXIT, ns, pid, pid))
-                for thread in task.threads.values():
-                    told += thread.end(ns)
-                del self.of[pid]
+            fields = self._fields(pid)
+            is_same = fields is not None and fields[1][_STARTED] == task.ticks
+            if fields is not None and is_same and not self._is_over(pid, fields[1][0]):
+                continue
+            told.append(Told(Kind.PROCESS_EXIT, ns, pid, pid))
+            for thread in task.threads.values():
+                told += thread.end(ns)
+            del self.of[pid]
+            if is_same:  # it waits to be reaped
                 self._seen.add(pid)
         return told
 
+    def _is_over(self, pid: int, state: bytes) -> bool:
+        """Its first thread may be gone while others run."""
+        if state not in _ENDED:
+            return False
+        try:
+            return len(numbers_in(f"{self._proc}/{pid}/task")) < 2
+        except OSError:
+            return True
+
     def _arrived(self, ns: int) -> list[Told]:
-        """New processes whose parent is a member, parents before their children."""
+        """New processes whose parent is a member."""
         there = numbers_in(self._proc)
         self._seen &= there
+        new = {
+            pid: fields
+            for pid in sorted(there - self._seen - self.of.keys())
+            if (fields := self._fields(pid)) is not None
+        }
         told: list[Told] = []
-        for pid in sorted(there - self._seen - self.of.keys()):
-            fields = self._fields(pid)
-            if fields is None:
-                continue
-            comm, words = fields
-            parent = int(words[1])
-            forked_ns = self._began_ns(words)
-            if parent not in self.of and not self._is_next(pid, comm):
-                if not self._names or ns - forked_ns >= _YOUNG_NS:
-                    self._seen.add(pid)
-                continue
-            began_ns = min(max(forked_ns, self._last_ns), ns)
-            self._join(pid, began_ns, ns)
-            if pid in self.of:
-                told.append(Told(Kind.FORK, began_ns, pid, pid, a=parent, b=parent))
-                above = self.of.get(parent)
-                if above is None or above.argv != self.of[pid].argv:
-                    told.append(Told(Kind.EXEC, began_ns, pid, pid))
+        while members := [pid for pid, fields in new.items() if self._belongs(pid, *fields)]:
+            for pid in members:
+                told += self._taken_in(pid, new.pop(pid)[1], ns)
+        for pid, (_, words) in new.items():
+            if not self._names or ns - self._began_ns(words) >= _YOUNG_NS:
+                self._seen.add(pid)
         return told
+
+    def _belongs(self, pid: int, comm: bytes, fields: list[bytes]) -> bool:
+        return int(fields[1]) in self.of or self._is_next(pid, comm)
+
+    def _taken_in(self, pid: int, fields: list[bytes], ns: int) -> Iterator[Told]:
+        parent = int(fields[1])
+        began_ns = min(max(self._began_ns(fields), self._last_ns), ns)
+        self._join(pid, began_ns, ns)
+        if pid not in self.of:
+            return
+        yield Told(Kind.FORK, began_ns, pid, pid, a=parent, b=parent)
+        above = self.of.get(parent)
+        if above is None or above.argv != self.of[pid].argv:
+            yield Told(Kind.EXEC, began_ns, pid, pid)
 
     def _is_next(self, pid: int, comm: bytes) -> bool:
         """Whether a stranger continues the target."""
@@ -323,7 +345,8 @@ class Tasks:
     def _join(self, pid: int, began_ns: int, ns: int) -> None:
         fields = self._fields(pid)
         if fields is not None:
-            self.of[pid] = Task(pid, began_ns, fields[0], self._argv(pid))
+            comm, words = fields
+            self.of[pid] = Task(pid, began_ns, words[_STARTED], comm, self._argv(pid))
             self._threads_of(self.of[pid], ns)
 
     def _fields(self, pid: int) -> tuple[bytes, list[bytes]] | None:
@@ -334,10 +357,6 @@ class Tasks:
             return text[text.index(b"(") + 1 : end], text[end + 2 :].split()
         except (OSError, ValueError):
             return None
-
-    def _state(self, pid: int) -> bytes | None:
-        fields = self._fields(pid)
-        return None if fields is None else fields[1][0]
 
     def _argv(self, pid: int) -> bytes:
         try:
@@ -350,4 +369,4 @@ class Tasks:
         """When it was forked, CLOCK_MONOTONIC; /proc counts ticks of a clock that suspend does not
         stop."""
         asleep_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
-        return int(fields[19]) * _TICK_NS - asleep_ns
+        return int(fields[_STARTED]) * _TICK_NS - asleep_ns

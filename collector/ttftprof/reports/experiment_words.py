@@ -14,7 +14,6 @@ from ttftprof.experiment.fingerprint import other_load_before
 from ttftprof.experiment.plan import variants_of
 from ttftprof.experiment.policy import Advice
 from ttftprof.experiment.replay import Outcome
-from ttftprof.experiment.statistics import INTERVAL_NEEDS
 from ttftprof.reports import scale
 from ttftprof.reports.safe import plain
 
@@ -126,24 +125,10 @@ def method(experiment: Experiment) -> str:
         f"Each block holds every condition once, in an order shuffled by seed {plan.seed}, so that "
         f"drift falls on all alike; of {blocks} blocks {plan.warmups} came first as warm-ups and "
         f"count for nothing. Every run begins in a state that is made{told}; what could not be "
-        "had, or told, is left out. Medians and p95 with 95 % bootstrap intervals"
-        f"{_of_p95(experiment)}; shifts by Hodges and Lehmann, tested by Mann and Whitney, or in "
-        "pairs of a block by Wilcoxon; p "
+        "had, or told, is left out. Medians and p95 with 95 % bootstrap intervals; shifts by "
+        "Hodges and Lehmann, tested by Mann and Whitney, or in pairs of a block by Wilcoxon; p "
         "corrected (Holm) for all that is asked of all conditions together, against "
         f"{plan.alpha:g}."
-    )
-
-
-def _of_p95(experiment: Experiment) -> str:
-    """How far the interval of a p95 is to be trusted, in the condition with the fewest runs."""
-    counts = [len(c.counted) for c in experiment.findings.conditions if not c.is_failure]
-    fewest = min((count for count in counts if count >= INTERVAL_NEEDS), default=0)
-    below = 0.95**fewest  # all runs
-    if not fewest or below < 0.025:
-        return ""
-    return (
-        f" (that of a p95 cannot reach beyond the largest run, and of {fewest} the largest is "
-        f"below the true p95 {below * 100:.0f} times in a hundred)"
     )
 
 

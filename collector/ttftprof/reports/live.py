@@ -24,7 +24,7 @@ from ttftprof.reports.lanes import Window, blocks
 from ttftprof.reports.safe import clip, clip_middle, plain
 from ttftprof.watch import Ended
 
-_TIME, _WAIT, _KIND, _CAUSE = 8, 9, 12, 30
+_TIME, _WAIT, _KIND, _CAUSE = 8, 9, 10, 30
 _LEAST_BAR = 12
 _REMEMBERED = 1_000
 _MODELS = 50
@@ -84,13 +84,10 @@ def _fitted(text: str, width: int) -> str:
 
 
 def _kind(request: Request) -> str:
-    """`cold`, `cached`, `37 % cached` of a switch, `cold start`, `start, 37 %`; how it ended where
-    there was no first token."""
+    """`cold`, `cached`, `37 % cached` of a switch; how it ended where there was no first token."""
     if request.first_token_ns is None and not words.is_start(request):
         return request.outcome
-    kind = words.switch_kind(request) if request.switched else ""
-    kind = kind.removeprefix("switch, ").removesuffix(" switch")
-    return kind.removesuffix(" cached") if words.is_start(request) else kind
+    return words.switch_kind(request).replace(" switch", "") if request.switched else ""
 
 
 def _bar(request: Request, width: int, colour: bool) -> Text:
