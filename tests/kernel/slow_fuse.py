@@ -51,9 +51,13 @@ def mounted(
     size_bytes: int = SIZE_BYTES,
     delay_us: int = DELAY_US,
     rate: int = BYTES_PER_SECOND,
+    direct_io: bool = False,
 ) -> Iterator[Daemon]:
+    """`more`: after how many answers it gives none. `direct_io`: the kernel is to cache nothing."""
     point.mkdir(exist_ok=True)
     arguments = [str(n) for n in (size_bytes, delay_us, rate, *more)]
+    if direct_io:
+        arguments += [*([] if more else [str(0xFFFFFFFF)]), "direct_io"]
     process = subprocess.Popen(
         [str(binary), str(point), *arguments],
         stdin=subprocess.PIPE,

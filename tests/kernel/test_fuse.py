@@ -18,7 +18,7 @@ import pytest
 
 from kernel.slow_fuse import BYTES_PER_SECOND, DELAY_US, Daemon, mounted
 from kernel.support import Recording, recording, start_recording
-from ttftprof import path_model, remote
+from ttftprof import path_model, remote, storage
 from ttftprof.events import Family, Kind, Records
 from ttftprof.timeline import FileFacts, Timeline, build
 
@@ -148,6 +148,22 @@ def test_direct_reads_are_told_apart(fuse_binary: Path, tmp_path: Path) -> None:
     assert reads["direct"].all()
     assert as_answered(reads) == Counter(daemon.answered)
     assert {4096, 32768, 61440} == set(reads["asked_bytes"].tolist())
+
+
+def test_plain_reads_past_the_cache_are_the_daemons_too(fuse_binary: Path, tmp_path: Path) -> None:
+    """A daemon may keep the kernel from caching (mergerfs does so): no O_DIRECT is asked for, and
+    yet nothing came from the cache."""
+    size_bytes, point = 2 << 20, tmp_path / "mnt"
+    with mounted(fuse_binary, point, size_bytes=size_bytes, direct_io=True) as daemon:
+        seen = recorded(READ, daemon, tmp_path / "past.ttft")
+        reads, file = reads_and_file(seen, daemon)
+        daemon.end()
+    assert as_answered(reads) == Counter(daemon.answered)
+    assert int(file.rows["added_pages"][-1]) == 0
+    timeline = timeline_of(seen)
+    [use] = storage.files_of(timeline, None, timeline.processes, 0, timeline.end_ns)
+    assert (use.path, use.access) == (str(daemon.model), "direct")
+    assert (use.bytes_from_storage, use.bytes_from_cache) == (size_bytes, 0)
 
 
 @pytest.mark.parametrize("script", [READ, DIRECT], ids=["bursts", "sizes"])

@@ -250,7 +250,7 @@ def test_this_programs_own_ceiling(tmp_path: Path) -> None:
     """Reading from the page cache by its threads is far above what storage is measured at."""
     found = doctor("--quick", cold(tmp_path / "m.gguf", 128))
     own = next(m for m in found["measurements"] if m["method"] == "cached")
-    assert own["bytes_per_second"] > 1e9
+    assert own["bytes_per_second"] > 1e8
 
 
 # -- the cache and the settings are put back -------------------------------------------------------

@@ -1,13 +1,14 @@
 /* A FUSE file system of one file, `model` (or `model.` and anything), whose storage has the delay and
  * the rate it is told.
  *
- *   slow_fuse MOUNTPOINT SIZE_BYTES DELAY_US BYTES_PER_SECOND [ANSWERS]
+ *   slow_fuse MOUNTPOINT SIZE_BYTES DELAY_US BYTES_PER_SECOND [ANSWERS [direct_io]]
  *
  * It speaks the protocol itself (linux/fuse.h), so that the numbers are its own: a read is answered
  * DELAY after a link of that rate has carried its bytes, one read after the other; the delays of
- * several overlap. After ANSWERS reads it answers none. It prints "ready" when mounted, and when its
- * stdin ends it unmounts and prints a line "offset size" for every read it answered. Its file is a
- * pattern that a reader can check: each 8 bytes hold their own offset.
+ * several overlap. After ANSWERS reads it answers none. With `direct_io` the kernel is told to cache
+ * nothing of it. It prints "ready" when mounted, and when its stdin ends it unmounts and prints a line
+ * "offset size" for every read it answered. Its file is a pattern that a reader can check: each 8 bytes
+ * hold their own offset.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -45,6 +46,7 @@ static unsigned served_count, answers = UINT32_MAX;
 static int64_t delay_ns, link_free_ns, size_bytes, bytes_per_second;
 static int device;
 static int unmounted; /* by somebody else */
+static uint32_t open_flags = FOPEN_KEEP_CACHE;
 
 static int64_t now_ns(void)
 {
@@ -172,7 +174,7 @@ static void take_request(void)
         break;
     case FUSE_OPEN:
     case FUSE_OPENDIR: {
-        struct fuse_open_out out = {.fh = 1, .open_flags = FOPEN_KEEP_CACHE};
+        struct fuse_open_out out = {.fh = 1, .open_flags = open_flags};
         reply(in->unique, 0, &out, sizeof(out));
         break;
     }
@@ -226,7 +228,9 @@ int main(int argc, char **argv)
     delay_ns = atoll(argv[3]) * 1000;
     bytes_per_second = atoll(argv[4]);
     if (argc > 5)
-        answers = atoi(argv[5]);
+        answers = strtoul(argv[5], NULL, 10);
+    if (argc > 6)
+        open_flags = FOPEN_DIRECT_IO;
     prctl(PR_SET_TIMERSLACK, 1);
     /* Its delay is to be its own, not that of waiting for a core; where it may not, it does without. */
     sched_setscheduler(0, SCHED_FIFO, &(struct sched_param){.sched_priority = 1});
