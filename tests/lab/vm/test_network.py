@@ -296,9 +296,9 @@ def test_readahead_changes_sizes_and_depth(how: str, steps: dict[str, Step]) -> 
     (narrow, shallow), (wide, deep) = found
     assert narrow == 128 << 10  # the readahead
     assert wide == 256 << 10  # rsize bounds it
-    # How long so many are under way at once is the emulation's affair, and so is the mean.
+    # How many the emulation has under way at once, and for how long, is its own affair.
     assert shallow.max <= 2
-    assert deep.max >= 8
+    assert deep.max > shallow.max
 
 
 @pytest.mark.parametrize("name", ["nfs42-map", "nfs42-map-4096"])
