@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ttftprof.events import Kind, Records
+from ttftprof.events import TCP_CLOSE, Kind, Records
 
 _OPENED = (Kind.CONNECT, Kind.FORWARD)
-_TCP_CLOSE = 7
 
 
 class OwnConnections:
@@ -39,7 +38,7 @@ class OwnConnections:
                 self._served.add(ports)
             elif kind == Kind.CONN:
                 self.serve(ports >> 16)
-                if not ports and int(event["flags"]) == _TCP_CLOSE:
+                if not ports and int(event["flags"]) == TCP_CLOSE:
                     _insert(self._closed, int(event["ino"]), ns)
             elif ports >> 16:
                 self._far_ends.setdefault(ports >> 16, set()).add(ports & 0xFFFF)

@@ -196,6 +196,9 @@ class Kind(IntEnum):
     DEVICE = 26
 
 
+TCP_CLOSE = 7  # the state in `flags` of a CONN whose connection is gone; include/net/tcp_states.h
+
+
 class Wait(IntEnum):
     """`enum wait_reason`: why a thread was off the CPU."""
 

@@ -33,6 +33,7 @@ from ttftprof.events import (
     FILE_ROW,
     LOST,
     SKIPPED_RUNS,
+    TCP_CLOSE,
     THREAD_ROW,
     CacheFlag,
     Kind,
@@ -77,7 +78,6 @@ WRITE_EVERY_NS = 200 * NS_PER_MS  # what kill -9 can cost
 OWN_EVERY_NS = NS_PER_S
 Session = ProbeSession | PolledSession
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-TCP_CLOSE = 7
 _NAMED = 8  # of many processes, how many are
 LINGER_NS = NS_PER_S  # after the last awaited first token, for the answers to end
 

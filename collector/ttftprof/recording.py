@@ -79,6 +79,14 @@ class Source:
     lost: str = ""
 
 
+LOOKED_AT = "proc"  # the loader of a recording without probes
+
+
+def is_watched(sources: Iterable[Source], name: str) -> bool:
+    """Whether a source told anything; one that nobody had yet is not known to be absent."""
+    return all(s.name != name or s.state != "absent" for s in sources)
+
+
 class Sink(Protocol):
     """What a recorder writes to; `Writer` tells what each call means."""
 

@@ -27,6 +27,7 @@ from ttftprof.model import (
     WaitSplit,
 )
 from ttftprof.phases import StartUp
+from ttftprof.recording import is_watched
 from ttftprof.timeline import FileFacts, Ints, Timeline
 
 # Advice numbers of madvise(2) and posix_fadvise(2): asm-generic/mman-common.h, linux/fadvise.h.
@@ -148,8 +149,8 @@ def _file_use(span: _Span, file: FileFacts, is_weights: bool) -> FileUse:
     by_others = file.delta("foreign_pages", start_ns, end_ns) * page
     from_storage = added + direct
     # Where nothing counted what entered the cache, 0 would acquit storage unheard.
-    counts = not (file.beneath_unseen or file.uncounted) and all(
-        s.name != "pagecache" or s.state != "absent" for s in timeline.sources
+    counts = not (file.beneath_unseen or file.uncounted) and is_watched(
+        timeline.sources, "pagecache"
     )
     residency = residency_before(timeline, file, start_ns, end_ns)
     maps = _on_file(_within(timeline.of_kind(Kind.MMAP), start_ns, end_ns), file)

@@ -32,12 +32,11 @@ from ttftprof.events import Kind, Records, Wait
 from ttftprof.gpu_facts import GpuFacts
 from ttftprof.model import OUTCOMES, Relief
 from ttftprof.python_facts import PythonFacts
-from ttftprof.recording import Facts, Source
+from ttftprof.recording import LOOKED_AT, Facts, Source, is_watched
 from ttftprof.sources.http import BEGAN_BEFORE
 from ttftprof.sources.mountstats import MountStats, ShareStats
 
 Ints = npt.NDArray[np.int64]
-LOOKED_AT = "proc"  # the loader of a recording without probes
 FOREVER = int(np.iinfo(np.int64).max)
 _Derived = TypeVar("_Derived")
 _Key = TypeVar("_Key", bound=Hashable)
@@ -868,7 +867,7 @@ def _past_the_cache(
 ) -> dict[tuple[int, int], FileFacts]:
     """The files, those that are read past the page cache counted as what they are: read directly,
     where a server or a daemon is known to have answered. Unchanged where nobody watched it."""
-    if any(s.name == "pagecache" and s.state == "absent" for s in reader.sources()):
+    if not is_watched(reader.sources(), "pagecache"):
         return files
     looks = split_by(np.concatenate([by_kind[Kind.OPEN], by_kind[Kind.HELD]]), "dev", "ino")
     for key, file in files.items():

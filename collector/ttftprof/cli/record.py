@@ -39,9 +39,8 @@ from ttftprof.polled import PolledSession
 from ttftprof.polled.output import CommandOutput
 from ttftprof.polled.relay import Relay
 from ttftprof.recorder import STOP_SIGNALS, Limits, Progress, Recorder, Session
-from ttftprof.recording import Writer
+from ttftprof.recording import LOOKED_AT, Writer
 from ttftprof.sources.python_stacks import PythonStacks
-from ttftprof.timeline import LOOKED_AT
 
 UNKNOWN_CODE = 125  # of a command whose end was not told; as `timeout` and `docker run` have it
 
@@ -200,9 +199,11 @@ def command(
         writer = Writer(path, overwrite=force)
         live = _LiveLine(enabled=not quiet and sys.stderr.isatty())
         python = PythonStacks(enabled=python_stacks, native=native_stacks)
-        session: Session = ProbeSession(settings)
-        if not is_probed:
-            session = PolledSession(settings, through, said, child.pid if child else 0)
+        session: Session = (
+            ProbeSession(settings)
+            if is_probed
+            else PolledSession(settings, through, said, child.pid if child else 0)
+        )
         recorder = Recorder(
             writer, target, session, limits, live.show, _say, gpu_launches, python, budget
         )
@@ -232,24 +233,22 @@ def check_target(named: Mapping[str, Any], command_line: tuple[str, ...]) -> Non
 def _is_probed(loader: str, relay: int | None) -> bool:
     """Whether the kernel's probes are used; where they may not be, says why. Raises what stands
     against what was asked for."""
-    refused: NotPermitted | None = None
+    if loader == LOOKED_AT:
+        return False
     try:
-        if loader != LOOKED_AT:
-            check_permitted()
-    except NotPermitted as error:
+        check_permitted()
+    except NotPermitted as refused:
         if loader != "auto":
             raise
-        refused = error
-    is_probed = loader != LOOKED_AT and refused is None
-    if is_probed and relay is not None:
+        _say(f"{refused.message}; so /proc is looked at instead, which shows less")
+        _say(f"for all of it: {refused.next_step}")
+        return False
+    if relay is not None:
         raise UsageError(
             "--relay is for recording without probes, which see the server's sockets themselves",
             "leave it out, or add --loader proc",
         )
-    if refused is not None:
-        _say(f"{refused.message}; so /proc is looked at instead, which shows less")
-        _say(f"for all of it: {refused.next_step}")
-    return is_probed
+    return True
 
 
 class Interrupts:

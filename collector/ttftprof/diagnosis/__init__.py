@@ -7,6 +7,7 @@ is evidence of the recording; a gain is only promised with the model that gives 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ttftprof.diagnosis.phase_rules import LEADING_RULES, PHASE_RULES
@@ -114,14 +115,14 @@ def judge(facts: Facts, baseline: Request | None) -> Verdict:
 def _without_answer(facts: Facts) -> str:
     """Why there is no first token, and what the wait until then was for."""
     says = _UNANSWERED.get(facts.outcome, "")
-    waited = {p.phase: 0 for p in facts.phases if p.phase != "unexplained"}
+    waited: Counter[str] = Counter()
     for phase in facts.phases:
-        if phase.phase in waited:
-            waited[phase.phase] += phase.duration_ns
+        waited[phase.phase] += phase.duration_ns
+    total = waited.total()
+    del waited["unexplained"]
     if not waited:
         return says
     most = max(waited, key=lambda p: waited[p])
-    total = sum(p.duration_ns for p in facts.phases)
     words = _words_of(facts, most)
     return f"{says} Of {seconds(total)} until then, {seconds(waited[most])} went into {words}."
 

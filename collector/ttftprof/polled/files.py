@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -16,8 +15,9 @@ import numpy as np
 from ttftprof.events import Kind, kernel_dev
 from ttftprof.polled.tasks import Told, held_open, numbers_in
 from ttftprof.residency import PAGE, cachestat, how_to_ask
-from ttftprof.sources.mounts import parse_mountinfo
+from ttftprof.sources.mounts import mounts_of
 from ttftprof.sources.processes import PROC
+from ttftprof.weights import mount_id
 
 _ALL_AGAIN = 10  # looks
 Key = tuple[int, int]  # (kernel dev, inode)
@@ -151,13 +151,10 @@ class Files:
 
     def _key_of(self, pid: int, fd: int, status: os.stat_result) -> Key:
         """As the kernel's records have it: the device of the file system (stat's may differ)."""
-        text = (self._proc / str(pid) / "fdinfo" / str(fd)).read_text()
-        found = re.search(r"^mnt_id:\s*(\d+)$", text, re.MULTILINE)
-        if found:
-            mounts = parse_mountinfo((self._proc / str(pid) / "mountinfo").read_text())
-            for mount in mounts:
-                if mount.mount_id == int(found[1]):
-                    return kernel_dev(*mount.dev), status.st_ino
+        lies_on = mount_id((self._proc / str(pid) / "fdinfo" / str(fd)).read_text())
+        for mount in mounts_of(pid, self._proc):
+            if mount.mount_id == lies_on:
+                return kernel_dev(*mount.dev), status.st_ino
         return kernel_dev(os.major(status.st_dev), os.minor(status.st_dev)), status.st_ino
 
     def _open_event(self, pid: int, opened: _Open, ns: int, first: bool) -> Told:

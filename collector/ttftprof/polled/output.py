@@ -19,7 +19,7 @@ from ttftprof.clock import now_ns
 
 _HEAD = struct.Struct("<QI")
 _PIECE = 16 << 10
-_MAX_LINE = 4096
+_PART = select.PIPE_BUF - _HEAD.size  # is written whole or not at all
 _PIPE_BYTES = 1 << 20
 
 
@@ -87,12 +87,9 @@ def _pass_on(ways: dict[int, int], told: int) -> NoReturn:
                 with suppress(OSError):  # nobody reads it there any more
                     _write_all(ways[fd], data)
                 with suppress(OSError):  # nor here; or the recorder is far behind
-                    if len(data) <= select.PIPE_BUF - _HEAD.size:
-                        os.write(told, _HEAD.pack(ns, len(data)) + data)
-                    else:
-                        for begin in range(0, len(data), _MAX_LINE - _HEAD.size):
-                            part = data[begin : begin + _MAX_LINE - _HEAD.size]
-                            os.write(told, _HEAD.pack(ns, len(part)) + part)
+                    for begin in range(0, len(data), _PART):
+                        part = data[begin : begin + _PART]
+                        os.write(told, _HEAD.pack(ns, len(part)) + part)
     finally:
         os._exit(0)
 

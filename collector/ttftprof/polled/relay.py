@@ -16,11 +16,10 @@ from contextlib import suppress
 
 from ttftprof.clock import now_ns
 from ttftprof.errors import UsageError
-from ttftprof.events import Kind, TextKind
+from ttftprof.events import TCP_CLOSE, Kind, TextKind
 from ttftprof.polled.tasks import Told
 from ttftprof.polled.texts import Texts
 
-_CLOSED = 7  # TCP_CLOSE
 _PIECE = 64 << 10
 Server = tuple[int, int]  # port, pid
 
@@ -100,7 +99,7 @@ class Relay:
             to_server.close()
             to_client.close()
             closed = Told(
-                Kind.CONN, now_ns(), pid, pid, flags=_CLOSED, ino=key, a=told["dev"]
+                Kind.CONN, now_ns(), pid, pid, flags=TCP_CLOSE, ino=key, a=told["dev"]
             )  # fmt: skip
             self.events.append(closed)
 

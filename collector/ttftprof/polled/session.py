@@ -29,7 +29,7 @@ from ttftprof.polled.output import CommandOutput
 from ttftprof.polled.relay import Relay, Server
 from ttftprof.polled.tasks import Tasks, Thread, Told
 from ttftprof.polled.texts import Texts
-from ttftprof.timeline import LOOKED_AT
+from ttftprof.recording import LOOKED_AT
 
 LOOK_NS = 20 * NS_PER_MS
 _SETTLES_NS = NS_PER_S  # from a socket's making until it listens, as a rule
@@ -95,10 +95,10 @@ class PolledSession:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
     def attach(self) -> None:
-        """Nor attached."""
+        """No probe has to be attached."""
 
     def await_modules(self) -> None:
-        """Nor waited for."""
+        """Nor waited for till its module comes."""
 
     def watch_port(self, port: int, tgid: int) -> None:
         self._ports[port] = tgid

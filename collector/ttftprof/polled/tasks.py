@@ -6,7 +6,7 @@ import errno
 import os
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,6 +46,10 @@ _WAITS = (
     ("pipe_", Wait.PIPE),
     ("anon_pipe", Wait.PIPE),
 )
+
+
+_Stat = tuple[bytes, list[bytes]]
+"""(comm, fields from the state on) of a process's stat."""
 
 
 def numbers_in(folder: Path | str) -> set[int]:
@@ -214,7 +218,10 @@ class Tasks:
 
     def look(self, ns: int) -> list[Told]:
         # Who left since the last look did so before who came: a server makes room for the next.
-        told = [*self._departed(self._last_ns), *self._arrived(ns), *self._executed(ns)]
+        known = {pid: self._fields(pid) for pid in self.of}
+        told = self._departed(known, self._last_ns)
+        told += self._arrived(ns)
+        told += self._executed(known, ns)
         for task in list(self.of.values()):
             told += self._threads_of(task, ns)
         self._last_ns = ns
@@ -224,10 +231,10 @@ class Tasks:
         for thread in self.threads():
             thread.close()
 
-    def _departed(self, ns: int) -> list[Told]:
+    def _departed(self, known: Mapping[int, _Stat | None], ns: int) -> list[Told]:
         told: list[Told] = []
-        for pid, task in list(self.of.items()):
-            fields = self._fields(pid)
+        for pid, fields in known.items():
+            task = self.of[pid]
             is_same = fields is not None and fields[1][_STARTED] == task.ticks
             if fields is not None and is_same and not self._is_over(pid, fields[1][0]):
                 continue
@@ -298,11 +305,11 @@ class Tasks:
         fields = self._fields(pid)
         return fields is not None and fields[1][0] not in _ENDED and fields[1][20] != b"0"
 
-    def _executed(self, ns: int) -> list[Told]:
+    def _executed(self, known: Mapping[int, _Stat | None], ns: int) -> list[Told]:
         told: list[Told] = []
         for task in self.of.values():
-            fields = self._fields(task.pid)
-            if fields is None:
+            fields = known.get(task.pid)
+            if fields is None:  # gone, or new
                 continue
             young = ns - task.began_ns < _YOUNG_NS
             if fields[0] == task.comm and not young:
@@ -349,8 +356,8 @@ class Tasks:
             self.of[pid] = Task(pid, began_ns, words[_STARTED], comm, self._argv(pid))
             self._threads_of(self.of[pid], ns)
 
-    def _fields(self, pid: int) -> tuple[bytes, list[bytes]] | None:
-        """(comm, fields from the state on) of its stat; None if it is gone."""
+    def _fields(self, pid: int) -> _Stat | None:
+        """Its stat; None if it is gone."""
         try:
             text = _content(f"{self._proc}/{pid}/stat")
             end = text.rindex(b")")
