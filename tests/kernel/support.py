@@ -17,6 +17,7 @@ from ttftprof.analysis import analyse
 from ttftprof.model import Report
 from ttftprof.recording import Reader
 from ttftprof.reports.json import as_json, schema
+from workloads.scripted import go, heard, scripted
 
 SCHEMA = jsonschema.Draft202012Validator(schema())
 ARMED_TIMEOUT_S = 20
@@ -104,22 +105,10 @@ def recorded_script(
     """The recording of a Python program that begins at a line on its input, says a line when it is
     done, and stays. `group`: a control group (v1) to put it in before; `options` are the
     recorder's."""
-    program = subprocess.Popen(
-        [sys.executable, "-c", script, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert program.stdin
-    assert program.stdout
-    try:
+    with scripted(script, *arguments) as program:
         if group is not None:
             (group / "tasks").write_text(str(program.pid))
         with recording(path, "--pid", str(program.pid), *options) as seen:
-            program.stdin.write("go\n")
-            program.stdin.flush()
-            assert program.stdout.readline() == "done\n"
-    finally:
-        program.kill()
-        program.communicate()
+            go(program)
+            assert heard(program) == "done"
     return seen

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from kernel.slow_fuse import BYTES_PER_SECOND, DELAY_US, Daemon, mounted
-from kernel.support import Recording, recording, start_recording
+from kernel.support import Recording, recorded_script, recording, start_recording
 from ttftprof import path_model, remote, storage
 from ttftprof.events import Family, Kind, Records
 from ttftprof.timeline import FileFacts, Timeline, build
+from workloads.scripted import go, scripted
 
 pytestmark = pytest.mark.kernel
 
@@ -69,37 +67,9 @@ sys.stdin.readline()
 """
 
 
-@contextmanager
-def target(script: str, model: Path) -> Iterator[subprocess.Popen[str]]:
-    program = subprocess.Popen(
-        [sys.executable, "-c", script, str(model)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield program
-    finally:
-        program.kill()
-        program.communicate()
-
-
-def go(program: subprocess.Popen[str]) -> None:
-    assert program.stdin
-    program.stdin.write("go\n")
-    program.stdin.flush()
-
-
 def recorded(script: str, daemon: Daemon, path: Path) -> Recording:
     """The recording of a script that ran to its end."""
-    with (
-        target(script, daemon.model) as program,
-        recording(path, "--pid", str(program.pid)) as seen,
-    ):
-        go(program)
-        assert program.stdout
-        assert program.stdout.readline() == "done\n"
-    return seen
+    return recorded_script(script, path, daemon.model)
 
 
 def timeline_of(seen: Recording) -> Timeline:
@@ -224,7 +194,7 @@ def test_kill_9_keeps_the_reads_that_waited(fuse_binary: Path, tmp_path: Path) -
     answers = 13
     with (
         mounted(fuse_binary, tmp_path / "mnt", answers) as daemon,
-        target(READ, daemon.model) as program,
+        scripted(READ, daemon.model) as program,
     ):
         seen = start_recording(tmp_path / "killed.ttft", "--pid", str(program.pid))
         go(program)
@@ -246,7 +216,7 @@ def test_a_daemon_that_stops_answering_leaves_reads_unanswered(
     answers = 13
     with (
         mounted(fuse_binary, tmp_path / "mnt", answers) as daemon,
-        target(READ, daemon.model) as program,
+        scripted(READ, daemon.model) as program,
     ):
         with recording(tmp_path / "hang.ttft", "--pid", str(program.pid)) as seen:
             go(program)

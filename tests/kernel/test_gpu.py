@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernel.support import recording
+from kernel.support import Recording, recording
 from lab import device_process, fake_gpu, gpu_process
 from lab.fake_gpu import State
 from ttftprof.activities import process_activities
@@ -376,6 +376,19 @@ def test_a_gpu_that_is_lost_and_a_driver_that_hangs_cost_only_their_samples(
         assert said in warning
 
 
+def recorded_alone(script: str, path: Path) -> tuple[str, Recording]:
+    """What a script with mounts of its own said, which goes on at a line, and its recording."""
+    process = subprocess.Popen(
+        ["unshare", "--mount", "sh", "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with recording(path, "--pid", str(process.pid)) as recorded:
+        output, _ = process.communicate("go\n", timeout=30)
+    return output, recorded
+
+
 def test_the_hip_runtime_of_a_container(tmp_path: Path) -> None:
     """Its library lies where only the container's mounts show it, and is mapped while recording."""
     fake_gpu.build("fake_hip.c", tmp_path / "image", "libamdhip64.so.6.2.60204")
@@ -385,14 +398,7 @@ def test_the_hip_runtime_of_a_container(tmp_path: Path) -> None:
         f"mount -t tmpfs none {root} && cp {tmp_path}/image/* {root}/ && "
         f"exec {sys.executable} {fake_gpu.HERE / 'hip_process.py'} {root}/libamdhip64.so.6.2.60204"
     )
-    process = subprocess.Popen(
-        ["unshare", "--mount", "sh", "-c", script],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with recording(tmp_path / "hip.ttft", "--pid", str(process.pid)) as recorded:
-        output, _ = process.communicate("go\n", timeout=30)
+    output, recorded = recorded_alone(script, tmp_path / "hip.ttft")
     assert not list(root.iterdir())
     told = json.loads(output)
     with recorded.reader() as reader:
@@ -453,14 +459,7 @@ def devices(tmp_path_factory: pytest.TempPathFactory) -> DeviceRun:
     (folder / "ptxas").symlink_to("/bin/true")
     program = [sys.executable, fake_gpu.HERE / "device_process.py", folder, folder / "ptxas"]
     script = f"{MAKE_DEVICES} && exec {shlex.join(map(str, program))}"
-    process = subprocess.Popen(
-        ["unshare", "--mount", "sh", "-c", script],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with recording(folder / "devices.ttft", "--pid", str(process.pid)) as recorded:
-        output, _ = process.communicate("go\n", timeout=30)
+    output, recorded = recorded_alone(script, folder / "devices.ttft")
     with recorded.reader() as reader:
         return DeviceRun(json.loads(output), build(reader))
 

@@ -34,37 +34,15 @@ from ttftprof.polled.tasks import Tasks, Told
 from ttftprof.polled.texts import MAX_BYTES, Texts
 from ttftprof.sources.processes import cgroup_paths
 from ttftprof.sources.requests import RequestTap, Seen
+from workloads.scripted import go, heard, scripted
 
 LOOK_S = 0.01
 PATIENCE_S = 10.0
 BIG = 1 << 20
 
 
-@contextmanager
-def python(script: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """Says a line when it is where the test wants it, and goes on at a line."""
-    process = subprocess.Popen(
-        [sys.executable, "-S", "-c", script, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def heard(process: subprocess.Popen[str]) -> str:
-    assert process.stdout
-    return process.stdout.readline().strip()
-
-
-def go(process: subprocess.Popen[str]) -> None:
-    assert process.stdin
-    process.stdin.write("go\n")
-    process.stdin.flush()
+def of(kind: Kind) -> Callable[[Told], bool]:
+    return lambda event: event.kind == kind
 
 
 def until(look: Callable[[], Sequence[Told]], wanted: Callable[[Told], bool]) -> list[Told]:
@@ -92,13 +70,13 @@ print(flush=True); sys.stdin.readline()
 
 def test_a_child_is_followed_from_its_fork_to_its_end() -> None:
     tasks = Tasks()
-    with python(FAMILY) as parent, subprocess.Popen(["sleep", "60"]) as stranger:
+    with scripted(FAMILY) as parent, subprocess.Popen(["sleep", "60"]) as stranger:
         heard(parent)
         tasks.begin(frozenset({parent.pid}), now_ns())
         began_ns = now_ns()
         go(parent)
         child = int(heard(parent))
-        told = until(lambda: tasks.look(now_ns()), lambda e: e.kind == Kind.EXEC)
+        told = until(lambda: tasks.look(now_ns()), of(Kind.EXEC))
         (fork,) = (e for e in told if e.kind == Kind.FORK)
         assert (fork.tgid, fork.a) == (child, parent.pid)
         assert began_ns - 10_000_000 <= fork.ns <= now_ns()  # /proc counts in hundredths
@@ -106,7 +84,7 @@ def test_a_child_is_followed_from_its_fork_to_its_end() -> None:
         assert set(tasks.of) == {parent.pid, child}
         go(parent)
         heard(parent)
-        told = until(lambda: tasks.look(now_ns()), lambda e: e.kind == Kind.PROCESS_EXIT)
+        told = until(lambda: tasks.look(now_ns()), of(Kind.PROCESS_EXIT))
         assert {e.tgid for e in told if e.kind in (Kind.PROCESS_EXIT, Kind.THREAD_END)} == {child}
         stranger.kill()
     assert set(tasks.of) == {parent.pid}
@@ -118,11 +96,11 @@ def test_an_exec_in_the_same_place_is_told() -> None:
     script = (
         "import os, sys; print(flush=True); sys.stdin.readline(); os.execlp(*['sleep'] * 2, '60')"
     )
-    with python(script) as process:
+    with scripted(script) as process:
         heard(process)
         tasks.begin(frozenset({process.pid}), now_ns())
         go(process)
-        told = until(lambda: tasks.look(now_ns()), lambda e: e.kind == Kind.EXEC)
+        told = until(lambda: tasks.look(now_ns()), of(Kind.EXEC))
     assert [e.tgid for e in told if e.kind in (Kind.EXEC, Kind.FORK)] == [process.pid]
     tasks.close()
 
@@ -153,7 +131,7 @@ print(flush=True); sys.stdin.readline()
 def test_why_a_thread_sleeps_is_told(call: str, reason: Wait) -> None:
     """By where in the kernel it sleeps; whoever may not be told that is told `other`."""
     tasks = Tasks()
-    with python(SLEEPER.format(call=call)) as process:
+    with scripted(SLEEPER.format(call=call)) as process:
         heard(process)
         tasks.begin(frozenset({process.pid}), now_ns())
         tasks.look(now_ns())
@@ -173,7 +151,7 @@ def test_why_a_thread_sleeps_is_told(call: str, reason: Wait) -> None:
 def test_a_thread_that_runs_is_not_waiting_and_its_time_is_counted() -> None:
     script = "import sys\nprint(flush=True)\nsys.stdin.readline()\nwhile True: pass"
     tasks = Tasks()
-    with python(script) as process:
+    with scripted(script) as process:
         heard(process)
         tasks.begin(frozenset({process.pid}), now_ns())
         (thread,) = tasks.threads()
@@ -182,7 +160,7 @@ def test_a_thread_that_runs_is_not_waiting_and_its_time_is_counted() -> None:
             assert time.monotonic() < deadline
             tasks.look(now_ns())
         go(process)
-        until(lambda: tasks.look(now_ns()), lambda e: e.kind == Kind.OFFCPU)
+        until(lambda: tasks.look(now_ns()), of(Kind.OFFCPU))
         before = thread.cpu_ns
         deadline = time.monotonic() + PATIENCE_S
         while thread.cpu_ns < before + 50_000_000:
@@ -205,7 +183,7 @@ print(flush=True); sys.stdin.readline()
 
 def test_a_thread_that_ends_before_the_next_look_had_waited_till_then() -> None:
     tasks = Tasks()
-    with python(ENDS_ASLEEP) as process:
+    with scripted(ENDS_ASLEEP) as process:
         tid = int(heard(process))
         tasks.begin(frozenset({process.pid}), now_ns())
         (thread,) = (thread for thread in tasks.threads() if thread.tid == tid)
@@ -238,7 +216,7 @@ print(flush=True); sys.stdin.readline()
 def test_threads_beyond_the_limit_of_descriptors_are_counted(takes_all: bool) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     session = PolledSession(Settings())
-    with python(MANY_THREADS, THREADS) as process, Path(os.devnull).open() as highest:
+    with scripted(MANY_THREADS, THREADS) as process, Path(os.devnull).open() as highest:
         heard(process)
         try:
             few = highest.fileno() + THREADS + 64
@@ -279,7 +257,7 @@ def test_a_server_that_is_started_anew_under_its_name_is_taken_in() -> None:
         tasks.begin(frozenset({first.pid}), now_ns())
         first.kill()
         with sleeping() as second:
-            told = until(lambda: tasks.look(now_ns()), lambda e: e.kind == Kind.EXEC)
+            told = until(lambda: tasks.look(now_ns()), of(Kind.EXEC))
             assert {e.tgid for e in told if e.kind == Kind.EXEC} == {second.pid}
     tasks.close()
 
@@ -303,7 +281,7 @@ def test_a_server_of_another_control_group_is_another_one() -> None:
         tasks.begin(frozenset({first.pid}), now_ns())
         first.kill()
         with sleeping():
-            until(lambda: tasks.look(now_ns()), lambda e: e.kind == Kind.PROCESS_EXIT)
+            until(lambda: tasks.look(now_ns()), of(Kind.PROCESS_EXIT))
             tasks.look(now_ns())
             assert not tasks.of
     tasks.close()
@@ -318,12 +296,12 @@ def test_a_new_server_is_taken_in_though_a_look_came_before_its_exec(
     with sleeping() as first:
         tasks.begin(frozenset({first.pid}), now_ns())
         first.kill()
-        with python(
+        with scripted(
             "import os, sys; print(flush=True); sys.stdin.readline(); "
             "os.execlp('sleep', 'sleep', '60')"
         ) as second:
             heard(second)
-            until(lambda: tasks.look(now_ns()), lambda e: e.kind == Kind.PROCESS_EXIT)
+            until(lambda: tasks.look(now_ns()), of(Kind.PROCESS_EXIT))
             tasks.look(now_ns())
             assert not tasks.of
             go(second)
@@ -376,14 +354,14 @@ def test_a_file_is_followed_from_open_over_read_to_map(tmp_path: Path) -> None:
     def look() -> list[Told]:
         return files.look([process.pid], now_ns())
 
-    with python(READER, path) as process:
+    with scripted(READER, path) as process:
         heard(process)
         files.look([process.pid], now_ns(), first=True)
         steps = []
         for kind in (Kind.OPEN, Kind.READ, Kind.MMAP):
             go(process)
             heard(process)
-            told = until(look, lambda e, kind=kind: e.kind == kind)  # type: ignore[misc]
+            told = until(look, of(kind))
             steps.append(next(e for e in told if e.kind == kind))
         opened, read, mapped = steps
     assert {e.ino for e in steps} == {path.stat().st_ino}
