@@ -20,6 +20,7 @@ from ttftprof.phases.holders import files_used
 from ttftprof.phases.naps import Woken
 from ttftprof.phases.room import evicted
 from ttftprof.phases.served import ancestors
+from ttftprof.phases.startup import idle_since_ns
 from ttftprof.reports import scale
 from ttftprof.storage import counted
 from ttftprof.timeline import FOREVER, Process, Timeline
@@ -80,6 +81,7 @@ class Circumstances:
     after_end_ns: int | None = None  # from the old process's end to the next one's execution
     reload: Reload | None = None
     fit_ns: int = 0  # spent in launch on a load that only looked whether the model fits
+    unasked_ns: int = 0  # of the launch: the new process was up and waited for its front to ask it
     helpers: int = 0  # processes that came and went during launch
     silent_tokens: int = 0  # decoded between the prompt and the first text
     lazy_bytes: int = 0  # of the weights, from storage, inside prefill
@@ -122,6 +124,7 @@ def circumstances_of(
         after_end_ns=_after_end_ns(timeline, served, start) if switched_in else None,
         reload=_reload(timeline, served, switched_in, everyone) if switched_in else None,
         fit_ns=_fit_ns(timeline, start, phases),
+        unasked_ns=_unasked_ns(timeline, start, phases),
         helpers=_helpers(timeline, served, phases),
         silent_tokens=_silent_tokens(timeline, served, phases),
         lazy_bytes=lazy_bytes(timeline, start, phases),
@@ -334,6 +337,28 @@ def _fit_ns(timeline: Timeline, start: StartUp | None, phases: Sequence[Phase]) 
     if not any(c.name == "model_load" for c in calls):
         return 0
     return max(c.end_ns for c in calls) - min(c.start_ns for c in calls)
+
+
+def _unasked_ns(timeline: Timeline, start: StartUp | None, phases: Sequence[Phase]) -> int:
+    """Of a server that is told what to load only when its front finds it up: how long it listened,
+    with nothing else to do, until it was connected to."""
+    window = _window(phases, "launch")
+    if start is None or window is None:
+        return 0
+    listened, accepted = (
+        _first_ns(timeline, kind, start.process.tgid, window) for kind in (Kind.LISTEN, Kind.ACCEPT)
+    )
+    if listened is None or accepted is None:
+        return 0
+    since_ns = idle_since_ns(timeline, start.process, listened, accepted)
+    return accepted - since_ns if since_ns is not None else 0
+
+
+def _first_ns(timeline: Timeline, kind: Kind, tgid: int, window: tuple[int, int]) -> int | None:
+    records = timeline.of_kind(kind)
+    own = records["start_ns"][records["tgid"] == tgid]
+    inside = own[(own >= window[0]) & (own <= window[1])]
+    return int(inside.min()) if len(inside) else None
 
 
 def _helpers(timeline: Timeline, served: Served, phases: Sequence[Phase]) -> int:

@@ -409,6 +409,13 @@ CASES = [
         "launch", "1 other process came and went", known=Circumstances(helpers=1),
     ),
     Case(
+        "88: LocalAI asks its backend every 2 s whether it is up",
+        (("launch", "cpu", 200), ("launch", "idle", 1_800), ("load", "cpu", 900)),
+        "launch", "was up 1.75 s before its front asked it to do anything. LocalAI asks",
+        "keep both models loaded",
+        known=Circumstances(front=engine_named("localai"), unasked_ns=1_750 * MS),
+    ),
+    Case(
         "75, 100: storage is 6 % of it",
         (("load", "storage_wait", 18_000), ("init", "cpu", 250_000)),
         "init", "initialising the runtime", "--no-warmup", files=(weights(),),

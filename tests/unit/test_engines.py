@@ -215,6 +215,32 @@ Marks = list[tuple[str, dict[str, Any]]]
             b"\x1b[2mrouter/src/server.rs\x1b[0m\x1b[2m:\x1b[0m\x1b[2m2302:\x1b[0m Connected",
             [("serving", {})],
         ),
+        # LocalAI 3.9, 4.1, 4.9: in colour, as text, as JSON
+        (
+            b"\x1b[90mSep 02 10:00:01\x1b[0m \x1b[34mINFO \x1b[0m BackendLoader starting "
+            b'\x1b[36mmodelID\x1b[0m="b" \x1b[36mbackend\x1b[0m="llama-cpp" ',
+            [("spawning", {"model": "b"})],
+        ),
+        (
+            b'time=2026-09-02T10:00:01.000Z level=INFO msg="BackendLoader starting" modelID=b '
+            b"backend=llama-cpp model=b.gguf",
+            [("spawning", {"model": "b"})],
+        ),
+        (
+            b'time=2026-09-02T10:00:01.000Z level=INFO msg="[WatchDog] LRU evicting model" '
+            b"model=a lastUsed=2026-09-02T09:58:00.000Z busy=false",
+            [("evicting", {"model": "a"})],
+        ),
+        (
+            b'{"time":"2026-09-02T10:00:03Z","level":"DEBUG","msg":"GRPC Service Ready",'
+            b'"caller":{"file":"/build/pkg/model/initializers.go","L":163}}',
+            [("front_ready", {})],
+        ),
+        (
+            b'{"time":"2026-09-02T10:00:03Z","level":"WARN","msg":"[WatchDog] Skipping eviction '
+            b'for busy model","model":"a","reason":"model has active API calls"}',
+            [],
+        ),
         # nothing
         (b"I like model loaded pasta", []),
         (b"", []),
@@ -269,6 +295,14 @@ def test_fixed_waits_are_waits() -> None:
 @pytest.mark.parametrize("port", [b"80", b"8080", b"48403"])
 def test_what_a_router_relays_was_stamped_at_its_source(port: bytes) -> None:
     assert find_log_marks(b"[" + port + b"] 0.01.634.099 I srv  llama_server: model loaded\n") == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b'"msg":"GRPC stderr","id":"b-127.0.0.1:1","line":"', b'GRPC stderr id="b-1" line="'],
+)
+def test_what_localai_relays_was_stamped_at_its_source(said: bytes) -> None:
+    assert find_log_marks(said + b'load_tensors: loading model tensors, this can take"') == []
 
 
 def test_one_write_may_hold_many_lines() -> None:

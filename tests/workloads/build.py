@@ -10,6 +10,10 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent / "native" / "weights.c"
 BUILD_TIMEOUT_S = 60
+PROGRAMS = (
+    *("llama-server", "ollama", "llama-swap", "vllm", "sglang"),
+    *("local-ai", "llama-cpp-avx2"),
+)
 
 
 class WorkloadError(Exception):
@@ -31,7 +35,7 @@ def build_library(build_dir: Path, *, markers: bool = True) -> Path:
 def make_programs(folder: Path) -> Path:
     """A folder of links to this Python under the names of engines, which are told by them."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("llama-server", "ollama", "llama-swap", "vllm", "sglang"):
+    for name in PROGRAMS:
         link = folder / name
         if not link.is_symlink():
             link.symlink_to(Path(sys.executable).resolve())

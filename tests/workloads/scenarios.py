@@ -469,6 +469,15 @@ _ALL = [
         markers=False,
     ),
     Scenario(
+        "localai_switch",
+        "LocalAI: its gRPC backend is up at once, and is asked again after 2 s",
+        "launch",
+        style="localai",
+        a=replace(_A, engine="localai"),
+        b=replace(_B, engine="localai", fit_pass=False),
+        weights_b_bytes=_SMALL_B_BYTES,
+    ),
+    Scenario(
         "plain_names",
         "cold mmap by a library whose names no profiler knows, and no logs",
         "load",
@@ -565,7 +574,7 @@ def _weights(scenario: Scenario, workdir: Path, model: str, size_bytes: int) -> 
     elif model == "b" and scenario.shards > 1:
         count = scenario.shards
         names = [f"{stem}-{n:05}-of-{count:05}.safetensors" for n in range(1, count + 1)]
-    elif getattr(scenario, model).engine != "llama.cpp":
+    elif getattr(scenario, model).engine in ("vllm", "sglang"):
         names = [f"{stem}.safetensors"]
     else:
         names = [f"{stem}.weights"]

@@ -43,6 +43,7 @@ def router(config: ServerConfig, workdir: Path) -> Iterator[Server]:
         "ollama": ("ollama", "ollama"),
         "llama-swap": ("llama_swap", "llama-swap"),
         "sleeper": ("sleeper", "llama-swap"),
+        "localai": ("local_ai", "local-ai"),
     }[config.style]
     with _started(module, config, workdir, config.program(program)) as process:
         port = int(hear(process, START_TIMEOUT_S)["listening"])

@@ -181,6 +181,27 @@ def _fits_twice(blamed: Blamed) -> Finding | None:
     )
 
 
+def _asked_late(blamed: Blamed) -> Finding | None:
+    """Up at t, told to load at t + Δ: its front looks whether it is up by the clock."""
+    known = blamed.facts.known
+    late = known.unasked_ns
+    if late < _NOTEWORTHY_NS:
+        return None
+    fixed = [w for w in known.fixed_waits("launch") if late >= _MOSTLY * w.quantum_ns]
+    why = "".join(f" {wait.says}." for wait in fixed)
+    action = Action(
+        "shorten the interval in which the front looks for the new process if it has a setting, or "
+        "keep both models loaded",
+        late,
+        "record again: the launch should end as the new process listens",
+    )
+    return Finding(
+        f"The new process was up {seconds(late)} before its front asked it to do anything.{why}",
+        (action,),
+        (Evidence("sockets", "from its listening to the first connection", late, "ns"),),
+    )
+
+
 def _asks_helpers(blamed: Blamed) -> Finding | None:
     count = blamed.facts.known.helpers
     if not count:
@@ -389,11 +410,12 @@ PHASE_RULES: tuple[Rule, ...] = (
     rule("falls asleep", _falls_asleep, "evict"),
     rule("old model ends slowly", _old_model_ends_slowly, "evict", _NOT_STORAGE),
     rule("fits twice", _fits_twice, "launch"),
+    rule("asked late", _asked_late, "launch"),
     rule("asks helpers", _asks_helpers, "launch"),
     rule("imports", _imports, "launch", "cpu fault"),
     rule("mapped page by page", _mapped_page_by_page, "load", "fault"),
     rule("wakes up", _wakes_up, "load init"),
-    rule("waits by the clock", _waits_by_the_clock, "launch init"),
+    rule("waits by the clock", _waits_by_the_clock, "init"),
     rule("init", _init, "init", _NOT_STORAGE),
     rule("front polls", _front_polls, "ready_gap", _NOT_STORAGE),
     rule("prompt", _prompt, "prefill", _NOT_STORAGE),

@@ -83,7 +83,8 @@ _SGLANG = "SGLang 0.4.0 to 0.5.23"
 _SGLANG_GRAPHS = "SGLang 0.4.0 to 0.5.12"
 _SGLANG_GRAPHS_NOW = "SGLang 0.5.13 to 0.5.23"
 _TGI = "text-generation-inference 2.0 to 3.3.6"
-_LOCALAI = "LocalAI 4.9"
+_LOCALAI = "LocalAI 3.9 to 4.9"
+_LOCALAI_JSON = f"{_LOCALAI}, LOCALAI_LOG_FORMAT=json"
 _UVICORN = "uvicorn 0.20 to 0.38"
 
 # What the names mean to the analysis:
@@ -353,13 +354,36 @@ LOG_MARKS: tuple[LogMark, ...] = (
         b'model="b.gguf"',
     ),
     _log(
+        "spawning", _LOCALAI_JSON,
+        rb'"msg":\s?"BackendLoader starting".*"modelID":\s?"(?P<model>[^"]+)',
+        b'{"time":"2026-09-02T10:00:01Z","level":"INFO","msg":"BackendLoader starting","modelID":'
+        b'"b","backend":"llama-cpp","model":"b.gguf"}',
+    ),
+    _log(
+        "evicting", _LOCALAI, rb"\[WatchDog\] (?:LRU )?evicting model.*\bmodel=\"?(?P<model>[^\s\"]+)",
+        b'Sep 02 10:00:00 INFO  [WatchDog] evicting model model="a" busy=false',
+    ),
+    _log(
+        "evicting", _LOCALAI_JSON,
+        rb'"msg":\s?"\[WatchDog\] (?:LRU )?evicting model".*"model":\s?"(?P<model>[^"]+)',
+        b'{"time":"2026-09-02T10:00:00Z","level":"INFO","msg":"[WatchDog] evicting model","model":'
+        b'"a","busy":false}',
+    ),
+    _log(
+        "expired", _LOCALAI, rb"\[WatchDog\] Address is idle for too long",
+        b'Sep 02 10:00:00 WARN  [WatchDog] Address is idle for too long, killing it address="127.0'
+        b'.0.1:43211"',
+    ),
+    # The same words in either form.
+    _log(
         "front_ready", _LOCALAI, rb"GRPC Service Ready",
         b"Sep 02 10:00:03 DEBUG GRPC Service Ready",
     ),
 )  # fmt: skip
 
-# A router prints its child's lines behind "[port] ": the child's own write was stamped already.
-_RELAYED = re.compile(rb"^\s*\[\d{2,5}\] ")
+# A router prints its child's lines behind "[port] ", LocalAI as what its backend's stderr said: the
+# child's own write was stamped already.
+_RELAYED = re.compile(rb"^\s*\[\d{2,5}\] |GRPC std(?:err|out)\b")
 _COLOURS = re.compile(rb"\x1b\[[\d;]*m")  # vLLM and TGI write them to files and pipes, too
 
 
@@ -367,7 +391,7 @@ def find_log_marks(chunk: bytes) -> list[tuple[str, dict[str, Any]]]:
     """(name, values) of every marker line in one write; relayed lines are left out."""
     found: list[tuple[str, dict[str, Any]]] = []
     for line in _COLOURS.sub(b"", chunk).split(b"\n"):
-        if len(line) < 8 or _RELAYED.match(line):
+        if len(line) < 8 or _RELAYED.search(line):
             continue
         for mark in LOG_MARKS:
             match = mark.pattern.search(line)

@@ -535,7 +535,7 @@ def _passed_a_check(
     if passed is None or passed.headers_ns is None:
         return None
     refused = [e.headers_ns for e in looks if e.status != 200 and e.start_ns < passed.start_ns]
-    idle_ns = _idle_since_ns(
+    idle_ns = idle_since_ns(
         timeline, family.process, max([after_ns, *(r for r in refused if r)]), passed.start_ns
     )
     if idle_ns is not None:
@@ -556,9 +556,7 @@ _REST_NS = 20_000_000  # a shorter pause is no rest
 _STIR_NS = 1_000_000  # nor is this an end of one: a timer, a thread that looks about
 
 
-def _idle_since_ns(
-    timeline: Timeline, process: Process, after_ns: int, until_ns: int
-) -> int | None:
+def idle_since_ns(timeline: Timeline, process: Process, after_ns: int, until_ns: int) -> int | None:
     """Since when a process has only waited for others, up to a moment; None if it has not."""
     since = until_ns
     for piece in reversed(process_activities(timeline, process.tgid, after_ns, until_ns)):
