@@ -27,6 +27,8 @@ from ttftprof.timeline import FOREVER, Process, Timeline
 
 CROWDED = 0.1  # share of the time in which a thread wanted to run and had to wait for a core
 _NOTICEABLE_NS = 20_000_000
+_NOTICEABLE_SHARE = 0.01
+_MOSTLY_LOAD = 0.9
 _LAZY_SHARE = 0.05  # of the weights, read inside prefill, from which it is a load in disguise
 _SIGNALS = {6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 _ASKED_TO_END = {2, 15}
@@ -71,6 +73,26 @@ class Reload:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnLoad:
+    """What the server's answer calls its load (Ollama: `load_duration`), and what went on in it: it
+    counts from the request's arrival to the runner's being there, whatever that took."""
+
+    told_ns: int
+    spent: tuple[tuple[str, int], ...]  # (phase, ns), in order of time
+
+    @property
+    def is_load_alone(self) -> bool:
+        return dict(self.spent).get("load", 0) >= _MOSTLY_LOAD * self.told_ns
+
+    def words(self) -> str:
+        parts = ", ".join(f"{phase} {scale.duration(ns)}" for phase, ns in self.spent)
+        return (
+            f"the server's own load_duration of {scale.duration(self.told_ns)} is not the load "
+            f"alone: {parts}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Circumstances:
     """See the module. `by_phase` durations are nanoseconds."""
 
@@ -88,6 +110,7 @@ class Circumstances:
     cache_lost_tokens: int | None = None  # processed again because the switch lost the prompt cache
     reprocessed: bool = False  # the server said that it processes the whole prompt again
     woken: Woken | None = None  # the engine was asleep, and was woken for the request
+    own_load: OwnLoad | None = None
 
     def fixed_waits(self, phase: str) -> list[FixedWait]:
         """The waits by the clock that this front and this server are known for in a phase; of an
@@ -131,6 +154,7 @@ def circumstances_of(
         cache_lost_tokens=_cache_lost(served, switched_in, everyone) if switched_in else None,
         reprocessed=_said_reprocessed(timeline, served),
         woken=start.woken if start else None,
+        own_load=_own_load(served, phases),
     )
 
 
@@ -410,6 +434,19 @@ def _silent_tokens(timeline: Timeline, served: Served, phases: Sequence[Phase]) 
     return len(timeline.calls_of(served.server, "decode", *window))
 
 
+def _own_load(served: Served, phases: Sequence[Phase]) -> OwnLoad | None:
+    told_ns = round(served.front.timings.get("load_duration_ns", 0))
+    if told_ns < _NOTICEABLE_NS:
+        return None
+    until_ns = min((p.start_ns for p in phases if p.phase == "prefill"), default=0)
+    spent: dict[str, int] = {}
+    for phase in phases:
+        if phase.end_ns <= until_ns:
+            spent[phase.phase] = spent.get(phase.phase, 0) + phase.duration_ns
+    noticeable = {name: ns for name, ns in spent.items() if ns >= _NOTICEABLE_SHARE * told_ns}
+    return OwnLoad(told_ns, tuple(noticeable.items()))
+
+
 def _cache_lost(served: Served, start: StartUp, everyone: Sequence[Served]) -> int | None:
     """Prompt tokens processed again, of a model that had a long prompt before the switch: by a
     process that is gone, or that slept since (a sleeping engine keeps no cache)."""
@@ -449,6 +486,8 @@ def notes_of(found: Circumstances) -> list[str]:
         notes.append(f"{found.reload.path} was loaded again: {found.reload.why}")
     if found.woken is not None:
         notes.append(found.woken.words())
+    if found.own_load is not None and found.own_load.spent and not found.own_load.is_load_alone:
+        notes.append(found.own_load.words())
     if found.cache_lost_tokens is not None:
         notes.append(
             f"the switch lost the prompt cache: all {found.cache_lost_tokens:,} tokens of the "

@@ -14,7 +14,6 @@ import pytest
 
 from kernel.support import Recording, recording
 from lab.llama_server import LlamaServer, Reply
-from lab.make_model import make_model
 from lab.page_cache import drop_cache, fill_cache
 from ttftprof.model import FileUse, Report, Request
 
@@ -146,43 +145,6 @@ def test_restart_with_another_model(models_dir: Path, tmp_path: Path) -> None:
     (answered,) = [r for r in report.requests if r.first_token_ns is not None]
     assert answered.ttft_ns == pytest.approx(reply.ttft_ns, abs=5 * CLIENT_ERROR_NS)
     check_exact(answered)
-
-
-LONG_PROMPT = " ".join(f"word{n}" for n in range(120))  # seconds of prefill: no hand-over matters
-
-
-def test_load_and_prefill_agree_with_the_servers_own_figures(
-    models_dir: Path, tmp_path: Path
-) -> None:
-    """The load by the stamps of its log, the prefill by its answer, each within 3 %."""
-    big, log_path = tmp_path / "big.gguf", tmp_path / "server.log"
-    make_model(big, size_mb=240, layers=6, seed=3)
-    with LlamaServer.single(models_dir / "a.gguf") as first:
-        first.chat("a", "hello")
-        drop_cache(big)
-        with recording(tmp_path / "figures.ttft", "--port", str(first.port)) as seen:
-            first.stop()
-            extra = ("-fit", "off", "-lv", "4")
-            with LlamaServer.single(big, extra=extra, log_path=log_path, port=first.port) as server:
-                reply = server.chat("big", LONG_PROMPT)
-                time.sleep(0.2)
-    report = seen.report()
-    (start,) = report.starts
-    answered = next(r for r in report.requests if r.first_token_ns is not None)
-    log = log_path.read_text()
-    loaded_ns = stamp_ns(log, "llama_context: constructing llama_context") - stamp_ns(
-        log, "load_model: local path"
-    )
-    assert start.phase_totals()["load"] == pytest.approx(loaded_ns, rel=FIGURE_ERROR)
-    own_ns = reply.timings["prompt_ms"] * 1e6
-    assert answered.phase_totals()["prefill"] == pytest.approx(own_ns, rel=FIGURE_ERROR)
-
-
-def stamp_ns(log: str, words: str) -> int:
-    """The time, since the server was executed, at the head of the first line with these words."""
-    line = next(line for line in log.splitlines() if words in line)
-    minutes, seconds, ms, us = map(int, line.split(" ", 1)[0].split("."))
-    return ((minutes * 60 + seconds) * 1_000_000 + ms * 1_000 + us) * 1_000
 
 
 # -- several at once ------------------------------------------------------------------------------

@@ -191,6 +191,34 @@ def test_the_first_load_of_a_file_is_no_reload() -> None:
     assert not noted(only(router_switch()), "was loaded again")
 
 
+# -- what the server says of its load -------------------------------------------------------------
+
+
+def told_of_its_load(load_ms: float) -> Request:
+    """A router's switch; its answer has a figure for the load."""
+    timings = {"load_duration_ns": load_ms * 1e6}
+    scene = launched(two_models().signalled(OLD, 103).exited(OLD, 150, gone=160))
+    return only(answered(scene.log(NEW, "model_loaded", 560), timings=timings))
+
+
+def test_what_the_server_calls_its_load_is_split() -> None:
+    words = "load_duration of 472.0 ms is not the load alone: evict 60.00 ms, launch 37.00 ms, load"
+    assert noted(told_of_its_load(472), words)
+
+
+@pytest.mark.parametrize("load_ms", [0, 19, 320])
+def test_a_figure_for_the_load_that_is_one_needs_no_words(load_ms: float) -> None:
+    assert not noted(told_of_its_load(load_ms), "load_duration")
+
+
+def test_of_a_resident_model_that_figure_is_what_it_waited_for() -> None:
+    scene = Scene().process(OLD, "server").file(A_GGUF).held(OLD, A_GGUF)
+    scene.request(OLD, 90, token=101, end=300).log(OLD, "slot_start", 301)
+    scene.request(OLD, 100, token=400, timings={"load_duration_ns": 201e6})
+    request = only(scene.call(OLD, "decode", 302, 390, value=38))
+    assert noted(request, "load_duration of 201.0 ms is not the load alone: queue")
+
+
 # -- launch, prefill, first decode ----------------------------------------------------------------
 
 
@@ -220,6 +248,20 @@ def test_processes_that_come_and_go_in_the_launch_are_counted() -> None:
     verdict = only(scene.call(NEW, "decode", 1_013, 1_090, value=38)).verdict
     assert verdict.cause == "launch"
     assert "2 other processes came and went" in verdict.explanation
+
+
+def test_a_front_that_asks_late_whether_its_backend_is_up() -> None:
+    """Up at 300 ms, asked and told to load at 2,163."""
+    scene = Scene().process(FRONT, "local-ai", engine="localai").file(B_GGUF, "/models/b.gguf")
+    scene.forked(NEW, 162, parent=FRONT).executed(NEW, 163, engine="localai").listened(NEW, 290)
+    scene.wait(NEW, 300, 2_163, Wait.NETWORK).accepted(NEW, 2_163, socket=0xF00)
+    scene.accepted(NEW, 2_164, socket=0xF40).call(NEW, "model_load", 2_170, 2_400)
+    scene.call(NEW, "context_init", 2_401, 2_410).call(NEW, "decode", 2_420, 2_500, value=38)
+    verdict = only(scene.request(FRONT, 150, token=2_510)).verdict
+    assert verdict.cause == "launch"
+    assert "was up 1.86 s before its front asked it to do anything" in verdict.explanation
+    assert "LocalAI asks a backend" in verdict.explanation
+    assert verdict.actions[0].expected_gain_ns == 1_863_000_000
 
 
 def test_a_lazy_load_is_told_as_such() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -577,6 +578,18 @@ def test_the_table_of_verdicts_has_every_rule_on_phases() -> None:
     rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")]
     for row in (*LEADING_RULES, *PHASE_RULES, *PYTHON_RULES):
         assert any(cells[1] == row.name for cells in rows), row.name
+
+
+# Of the case log: scheduler, eviction, swap layer, prompt.
+SWAP_CASES = (82, 83, 85, 87, 88, 89, 90, 92, 93, 95, 96, 98, 100)
+
+
+def test_the_table_of_verdicts_has_every_phase_and_every_case_of_swapping() -> None:
+    table = (Path(__file__).parents[2] / "docs/VERDICTS.md").read_text()
+    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")]
+    assert {p.strip() for row in rows for p in row[0].removeprefix("| ").split(",")} >= {*PHASES}
+    numbers = {int(n) for row in rows for n in re.findall(r"\b\d+\b", row[2])}
+    assert numbers >= {*SWAP_CASES}
 
 
 def test_every_rule_has_a_name_of_its_own_and_somebody_to_ask_it() -> None:

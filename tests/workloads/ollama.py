@@ -124,17 +124,25 @@ class Server(Front):
         request: wire.Message,
         model: str,
     ) -> Relay:
-        return LinesRelay(upstream, downstream, model, chat=request.path == "/api/chat")
+        load_ns = now_ns() - request.first_byte_ns  # server/routes.go: until it has its runner
+        is_chat = request.path == "/api/chat"
+        return LinesRelay(upstream, downstream, model, chat=is_chat, load_ns=load_ns)
 
 
 class LinesRelay(Relay):
     """Turns the runner's events into lines of JSON, one for each."""
 
     def __init__(
-        self, upstream: socket.socket, downstream: socket.socket, model: str, *, chat: bool
+        self,
+        upstream: socket.socket,
+        downstream: socket.socket,
+        model: str,
+        *,
+        chat: bool,
+        load_ns: int,
     ) -> None:
         super().__init__(upstream, downstream)
-        self._model, self._chat = model, chat
+        self._model, self._chat, self._load_ns = model, chat, load_ns
 
     def run(self) -> None:
         headers = {"Content-Type": "application/x-ndjson", "Transfer-Encoding": "chunked"}
@@ -155,6 +163,7 @@ class LinesRelay(Relay):
         line: dict[str, Any] = {"model": self._model, **said, "done": last}
         if last:
             timings = told["timings"]
+            line["load_duration"] = self._load_ns
             line["prompt_eval_count"] = timings["prompt_n"]
             line["prompt_eval_duration"] = round(timings["prompt_ms"] * 1e6)
             line["eval_count"] = timings["predicted_n"]
