@@ -360,7 +360,8 @@ LOG_MARKS: tuple[LogMark, ...] = (
         b'"b","backend":"llama-cpp","model":"b.gguf"}',
     ),
     _log(
-        "evicting", _LOCALAI, rb"\[WatchDog\] (?:LRU )?evicting model.*\bmodel=\"?(?P<model>[^\s\"]+)",
+        "evicting", _LOCALAI,
+        rb"\[WatchDog\] (?:LRU )?evicting model.*\bmodel=\"?(?P<model>[^\s\"]+)",
         b'Sep 02 10:00:00 INFO  [WatchDog] evicting model model="a" busy=false',
     ),
     _log(
