@@ -472,10 +472,11 @@ _ALL = [
         "localai_switch",
         "LocalAI: its gRPC backend is up at once, and is asked again after 2 s",
         "launch",
+        cold=True,
         style="localai",
         a=replace(_A, engine="localai"),
         b=replace(_B, engine="localai", fit_pass=False),
-        weights_b_bytes=_SMALL_B_BYTES,
+        weights_b_bytes=_TINY_B_BYTES,
     ),
     Scenario(
         "plain_names",
