@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.engine, pytest.mark.slow]
 FIGURE_ERROR = 0.03
 TRIES = 3  # where others use the cores, a log line or a hand-over comes late on either side
 TELLING = ("-fit", "off", "-lv", "4")  # one load, and the lines that tell its edges
-SECONDS_OF_PROMPT = " ".join(f"word{n}" for n in range(60))  # so that no hand-over matters
+PROMPT = " ".join(f"word{n}" for n in range(20))  # a second or so: no hand-over matters
 BEGINS, ENDS = "load_model: local path", "llama_context: constructing llama_context"
 _STAMP = re.compile(r"^(?:\[\d+\] )?(\d+)\.(\d+)\.(\d+)\.(\d+) ")
 
@@ -89,7 +89,7 @@ def restart(models: Path, path: Path) -> tuple[Recording, Reply]:
             with LlamaServer.single(
                 models / "big.gguf", extra=TELLING, log_path=log, port=first.port
             ) as second:
-                reply = second.chat("big", SECONDS_OF_PROMPT)
+                reply = second.chat("big", PROMPT)
                 time.sleep(0.2)
     return seen, reply
 
@@ -100,7 +100,7 @@ def switch(models: Path, path: Path) -> tuple[Recording, Reply]:
         server.chat("a", "hello")
         drop_cache(models / "big.gguf")
         with recording(path, "--pid", str(server.pid)) as seen:
-            reply = server.chat("big", SECONDS_OF_PROMPT)
+            reply = server.chat("big", PROMPT)
             time.sleep(0.2)
     return seen, reply
 
@@ -115,9 +115,9 @@ def load_beside(models: Path, path: Path) -> tuple[Recording, Reply]:
         server.chat("a", "hello")
         drop_cache(models / "big.gguf")
         with recording(path, "--pid", str(server.pid)) as seen:
-            beside = pool.submit(server.chat, "a", "go on", 150)
+            beside = pool.submit(server.chat, "a", "go on", 60)
             time.sleep(0.1)
-            reply = server.chat("big", SECONDS_OF_PROMPT)
+            reply = server.chat("big", PROMPT)
             beside.result()
             time.sleep(0.2)
     return seen, reply
