@@ -231,7 +231,7 @@ enum text_kind {
 	TEXT_LEFT = 8,	    /* what was held on this socket, the first at start, left it at end */
 };
 
-enum {
+enum text_size {
 	TEXT_PIECE = 4096,
 	TEXT_PIECES = 16,
 	PATH_BYTES = 1024,

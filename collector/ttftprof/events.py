@@ -115,6 +115,7 @@ REMOTE_REQUEST = np.dtype(
 )
 REMOTE_KEY_BYTES = 24  # struct remote_key of probes/remote.bpf.h
 
+TEXT_PIECE = 4096  # bytes of one at most
 TEXT = np.dtype(
     [
         ("start_ns", "<u8"),

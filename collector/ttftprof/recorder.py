@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -45,7 +45,6 @@ from ttftprof.events import (
 from ttftprof.governor import BUDGET, PYTHON, RECORDER, SLOWER, TICK_HZ, Decision, Governor
 from ttftprof.kernel.session import ProbeSession
 from ttftprof.kernel.statistics import ALL_OF_WINDOWS, Windows
-from ttftprof.polled import PolledSession
 from ttftprof.recording import Sink, Source
 from ttftprof.sources.gpu import Gpus, before_others
 from ttftprof.sources.libraries import LibraryMarks
@@ -71,12 +70,14 @@ from ttftprof.sources.requests import RequestTap, Seen
 from ttftprof.stack import path_facts
 from ttftprof.target import Target
 
+if TYPE_CHECKING:
+    from ttftprof.polled import PolledSession
+
 ACTIVE_NS = 20 * NS_PER_MS
 CALM_NS = 50 * NS_PER_MS  # threads run and wait, but no file moves and nobody is answered
 TEXT_GAP_NS = 2 * NS_PER_MS  # the first of many texts is looked at as it comes, and then no sooner
 WRITE_EVERY_NS = 200 * NS_PER_MS  # what kill -9 can cost
 OWN_EVERY_NS = NS_PER_S
-Session = ProbeSession | PolledSession
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _NAMED = 8  # of many processes, how many are
 LINGER_NS = NS_PER_S  # after the last awaited first token, for the answers to end
@@ -141,7 +142,7 @@ class Recorder:
         self,
         writer: Sink,
         target: Target,
-        session: Session,
+        session: ProbeSession | PolledSession,
         limits: Limits | None = None,
         show: Callable[[Progress], None] = lambda _: None,
         say: Callable[[str], None] = lambda _: None,

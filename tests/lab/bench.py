@@ -20,16 +20,16 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from lab import bench_client, bench_drain, bench_python, bench_report, bench_table
 from lab.bench_tools import TOOLS, Attached, Tool, attached, cpu_s, missing
-from lab.bench_workloads import STORMS, TITLES, Running, programs, started
+from lab.bench_workloads import STORMS, STREAMS, TITLES, Running, programs, started
 
-RUNS = 3  # of a storm each side of a pair; the fastest counts
+RUNS = 3  # of a work on each side of a pair
 SEED = 8
 
 
@@ -64,31 +64,36 @@ class Watched:
     cpu_share: float
 
 
-def best(running: Running, work: str) -> int:
-    """The fastest counts; a switch and a stream are long enough to be done once."""
-    return min(running.run(work) for _ in range(RUNS if work in STORMS else 1))
+def timed(running: Running, work: str) -> int:
+    """ns: of a storm the fastest run, which others disturbed least; of a switch, which waits for
+    much that no profiler touches, the median; a stream is long enough to be done once."""
+    if work in STREAMS:
+        return running.run(work)
+    runs = [running.run(work) for _ in range(RUNS)]
+    return min(runs) if work in STORMS else sorted(runs)[len(runs) // 2]
 
 
 def pair(
     running: Running, works: Sequence[str], tool: Tool, folder: Path, bare_first: bool
 ) -> tuple[dict[str, Watched], Attached]:
     """All works of a program bare and under a tool, right after one another."""
-    bare = {work: best(running, work) for work in works} if bare_first else {}
+    bare = {work: timed(running, work) for work in works} if bare_first else {}
     watched: dict[str, tuple[int, float]] = {}
     with attached(tool, running.pid, folder) as found:
         for work in works:
             before, began = cpu_s(found.process), time.monotonic()
-            ns = best(running, work)
+            ns = timed(running, work)
             spent = cpu_s(found.process) - before
             watched[work] = ns, spent / (time.monotonic() - began)
-    bare = bare or {work: best(running, work) for work in works}
+    bare = bare or {work: timed(running, work) for work in works}
     return {work: Watched(bare[work], *watched[work]) for work in works}, found
 
 
 def measure(
     works: Sequence[str], tools: Sequence[Tool], pairs: int, folder: Path
-) -> list[Measured]:
-    """Every tool on the works of one program, interleaved."""
+) -> Iterator[list[Measured]]:
+    """Every tool on the works of one program, interleaved; all figures so far after each round, so
+    that a run that is stopped has shown something."""
     order = random.Random(SEED)
     refused = {tool.name: f"{tool.needs} is not here" for tool in tools if missing(tool)}
     found: dict[str, list[tuple[dict[str, Watched], Attached]]] = {tool.name: [] for tool in tools}
@@ -103,13 +108,13 @@ def measure(
                         found[tool.name].append(done)
                     except (RuntimeError, OSError) as error:
                         refused[tool.name] = str(error).strip().splitlines()[-1]
-    return [
-        summed(work, tool.name, found[tool.name])
-        if found[tool.name]
-        else Measured(work, tool.name, refused=refused[tool.name])
-        for work in works
-        for tool in tools
-    ]
+            yield [
+                summed(work, tool.name, found[tool.name])
+                if found[tool.name]
+                else Measured(work, tool.name, refused=refused[tool.name])
+                for work in works
+                for tool in tools
+            ]
 
 
 def summed(work: str, tool: str, done: Sequence[tuple[dict[str, Watched], Attached]]) -> Measured:
@@ -148,14 +153,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         for works in (*programs(compared), *others):
             print(f"[bench] {', '.join(works)}", file=sys.stderr, flush=True)
-            for what, figures in _figures(works, options, Path(name)).items():
+            for kept in _figures(works, options, Path(name)):
+                for what, figures in kept.items():
+                    keep(options.json, what, figures)
+            for what, figures in kept.items():
                 print(bench_table.shown(what, figures), flush=True)
-                keep(options.json, what, figures)
 
 
 def _figures(
     works: Sequence[str], options: argparse.Namespace, folder: Path
-) -> dict[str, list[dict[str, Any]]]:
+) -> Iterator[dict[str, list[dict[str, Any]]]]:
+    """{workload: its figures}, again and again where there is more of it with every round."""
     rows: Sequence[Any]
     if works == ["report"]:
         rows = bench_report.measure(folder)
@@ -167,9 +175,10 @@ def _figures(
         rows = bench_python.measure(folder, options.pairs)
     else:
         tools = [tool for tool in TOOLS if not options.tool or tool.name in options.tool]
-        measured = measure(works, tools, max(options.pairs, 2), folder)
-        return {w: [asdict(row) for row in measured if row.workload == w] for w in works}
-    return {works[0]: [asdict(row) for row in rows]}
+        for measured in measure(works, tools, max(options.pairs, 2), folder):
+            yield {w: [asdict(row) for row in measured if row.workload == w] for w in works}
+        return
+    yield {works[0]: [asdict(row) for row in rows]}
 
 
 def keep(path: Path | None, what: str, figures: list[dict[str, Any]]) -> None:

@@ -132,7 +132,7 @@ TOOLS = (
     Tool(
         "bpftrace",
         "bpftrace",
-        lambda pid, out: ["bpftrace", "-o", str(out), str(LAB / "bench.bt"), str(pid)],
+        lambda pid, out: ["bpftrace", "-B", "none", "-o", str(out), f"{LAB}/bench.bt", str(pid)],
         _says("armed"),
         _lost_in_text,
         "`tests/lab/bench.bt`",

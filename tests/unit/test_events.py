@@ -23,6 +23,7 @@ from ttftprof.events import (
     FILE_SLOT,
     LOST,
     TEXT,
+    TEXT_PIECE,
     THREAD_ROW,
     THREAD_SLOT,
     WAIT_REASONS,
@@ -67,6 +68,7 @@ struct {
     enum cache_flag cache_flag;
     enum cpu_mode cpu_mode;
     enum text_kind text_kind;
+    enum text_size text_size;
     enum lost lost;
     enum syscall_class syscall_class;
     enum handler handler;
@@ -221,6 +223,11 @@ def test_numbers_agree_with_the_header(
 ) -> None:
     named = {member.name: int(member) for member in ours}
     assert named | counts == members(header.enums[enum], prefix)
+
+
+def test_the_longest_text_agrees_with_the_header(header: Btf) -> None:
+    sizes = header.enums["text_size"]
+    assert max(sizes["TEXT_PIECE"], sizes["PATH_BYTES"]) == TEXT_PIECE
 
 
 def test_classes_of_system_calls_agree_with_the_header(header: Btf) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
@@ -35,12 +35,14 @@ from ttftprof.kernel.libbpf import BpfError
 from ttftprof.kernel.permission import check_permitted
 from ttftprof.kernel.session import LOADERS, TEXT_RING_BYTES, ProbeSession, Settings
 from ttftprof.plain import plain_lines
-from ttftprof.polled import PolledSession
-from ttftprof.polled.output import CommandOutput
-from ttftprof.polled.relay import Relay
-from ttftprof.recorder import STOP_SIGNALS, Limits, Progress, Recorder, Session
+from ttftprof.recorder import STOP_SIGNALS, Limits, Progress, Recorder
 from ttftprof.recording import LOOKED_AT, Writer
 from ttftprof.sources.python_stacks import PythonStacks
+
+if TYPE_CHECKING:
+    from ttftprof.polled import PolledSession
+    from ttftprof.polled.output import CommandOutput
+    from ttftprof.polled.relay import Relay
 
 UNKNOWN_CODE = 125  # of a command whose end was not told; as `timeout` and `docker run` have it
 
@@ -185,11 +187,11 @@ def command(
     duration_ns = None if duration is None else _whole("--duration", duration, NS_PER_S)
     budget = _budget(overhead_budget or ("1" if is_probed else "10"))
     interrupts = Interrupts()
-    said = CommandOutput() if command_line and not is_probed else None
+    said = None if is_probed else _output_of(command_line)
     child = Gate.spawn(command_line, said) if command_line else None
     try:
         # After the forks, whose processes would have its port, too.
-        through = Relay(relay) if relay is not None else None
+        through = None if relay is None else _relay(relay)
         target = find_target(named, child)
         limits = Limits(
             duration_ns=duration_ns,
@@ -199,10 +201,10 @@ def command(
         writer = Writer(path, overwrite=force)
         live = _LiveLine(enabled=not quiet and sys.stderr.isatty())
         python = PythonStacks(enabled=python_stacks, native=native_stacks)
-        session: Session = (
+        session = (
             ProbeSession(settings)
             if is_probed
-            else PolledSession(settings, through, said, child.pid if child else 0)
+            else _polled(settings, through, said, child.pid if child else 0)
         )
         recorder = Recorder(
             writer, target, session, limits, live.show, _say, gpu_launches, python, budget
@@ -212,6 +214,29 @@ def command(
         if child:
             child.kill()
         raise
+
+
+# What looks at /proc brings a proxy with it, which a recorder with probes should not carry.
+
+
+def _output_of(command_line: tuple[str, ...]) -> CommandOutput | None:
+    from ttftprof.polled.output import CommandOutput
+
+    return CommandOutput() if command_line else None
+
+
+def _relay(port: int) -> Relay:
+    from ttftprof.polled.relay import Relay
+
+    return Relay(port)
+
+
+def _polled(
+    settings: Settings, through: Relay | None, said: CommandOutput | None, command_pid: int
+) -> PolledSession:
+    from ttftprof.polled import PolledSession
+
+    return PolledSession(settings, through, said, command_pid)
 
 
 def check_target(named: Mapping[str, Any], command_line: tuple[str, ...]) -> None:

@@ -2,7 +2,8 @@
 
 `FixedRing` holds records of one layout, so a drain is one numpy copy. `TextRing` holds records of
 any length and is walked. Layout: the kernel's
-kernel/bpf/ringbuf.c; the data pages are mapped twice in a row, so that no record is ever split.
+kernel/bpf/ringbuf.c; behind the data's end its pages begin again, so that no record is ever split.
+What is mapped counts as memory of this process, hence so much of them only as a record may need.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ttftprof.events import TEXT, Records
+from ttftprof.events import TEXT, TEXT_PIECE, Records
 
 PAGE_BYTES = mmap.PAGESIZE
 HEADER_BYTES = 8
@@ -23,15 +24,15 @@ _DISCARD = 1 << 30
 
 
 class _Ring:
-    """`windows`: how often the data is mapped; all of a window counts as memory of this process."""
+    """`longest`: bytes of the longest record, with its header."""
 
-    def __init__(self, fd: int, size_bytes: int, windows: int = 2) -> None:
+    def __init__(self, fd: int, size_bytes: int, longest: int) -> None:
         self.fd = fd
         self.size_bytes = size_bytes
         self._consumer_map = mmap.mmap(fd, PAGE_BYTES, mmap.MAP_SHARED)
         self._producer_map = mmap.mmap(
             fd,
-            PAGE_BYTES + windows * size_bytes,
+            PAGE_BYTES + size_bytes + min(longest, size_bytes),
             mmap.MAP_SHARED,
             mmap.PROT_READ,
             offset=PAGE_BYTES,
@@ -49,31 +50,26 @@ class _Ring:
 
 
 class FixedRing(_Ring):
-    """A ring of records of one layout only, a multiple of 8 bytes long.
-
-    Where that divides the ring's size no record is ever split, and one window is enough.
-    """
+    """A ring of records of one layout only, a multiple of 8 bytes long."""
 
     def __init__(self, fd: int, size_bytes: int, dtype: np.dtype[Any]) -> None:
         self._framed = np.dtype([("length", "<u4"), ("page", "<u4"), ("record", dtype)])
         self._none = np.empty(0, dtype)
-        self._splits = bool(size_bytes % self._framed.itemsize)
-        super().__init__(fd, size_bytes, 2 if self._splits else 1)
+        super().__init__(fd, size_bytes, self._framed.itemsize)
 
     def drain(self) -> Records:
         """All finished records, copied out, in the order they were begun; may be empty."""
         first = self._take()
-        at_begin = not int(self._consumer[0]) & (self.size_bytes - 1)
-        if self._splits or not len(first) or not at_begin:
+        if self._span()[0] >= self._framed.itemsize:
             return first
-        return np.concatenate([first, self._take()])
+        rest = self._take()
+        return np.concatenate([first, rest]) if len(rest) else first
 
     def _take(self) -> Records:
-        """Those that lie in one row."""
+        """Those that lie in one row: that begin before the data's end."""
         offset, length = self._span()
-        if not self._splits:
-            length = min(length, self.size_bytes - offset)
-        count = length // self._framed.itemsize
+        size = self._framed.itemsize
+        count = min(length // size, -(-(self.size_bytes - offset) // size))
         if not count:
             return self._none
         batch = np.frombuffer(self._producer_map, self._framed, count, offset=PAGE_BYTES + offset)
@@ -91,7 +87,7 @@ class TextRing(_Ring):
     """A ring of `struct text`, each followed by its bytes."""
 
     def __init__(self, fd: int, size_bytes: int) -> None:
-        super().__init__(fd, size_bytes)
+        super().__init__(fd, size_bytes, HEADER_BYTES + TEXT.itemsize + TEXT_PIECE)
         self._data = memoryview(self._producer_map)[PAGE_BYTES:]
 
     def drain(self, until_ns: int) -> Iterator[tuple[Any, bytes]]:

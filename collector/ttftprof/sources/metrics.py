@@ -7,7 +7,6 @@ asked again.
 
 from __future__ import annotations
 
-import http.client
 import re
 import threading
 from collections import deque
@@ -128,6 +127,8 @@ def _first_ports(pids: set[int]) -> Mapping[int, int]:
 
 
 def _page(port: int, path: str) -> str | None:
+    import http.client  # with TLS and mail, 5 MB that few recordings need
+
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
     try:
         connection.request("GET", path)
