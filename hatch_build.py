@@ -2,9 +2,10 @@
 
 Each source becomes an object; libbpf's static linker joins them into probes.bpf.o, the one that
 is loaded, so that the kernel's types are read once and not per probe. hatchling runs this for
-wheels, which get the objects of every machine, and editable installs; `python hatch_build.py` does
-the same in place while a probe is being written. Only what is older than a source, a header or this
-file is rebuilt; what lost its source is removed.
+wheels and sdists, which get the objects of every machine, and editable installs; `python
+hatch_build.py` does the same in place while a probe is being written. Only what is older than a
+source, a header or this file is rebuilt; what lost its source is removed. An unpacked sdist needs
+no compiler, until one of its sources is changed.
 
 Everything is built in both dialects of compat.bpf.h; that for kernels without BTF lies in no_btf/,
 and what bcc compiles for it there is copied as it is.
@@ -43,10 +44,18 @@ class ProbeBuildError(Exception):
 
 class ProbeBuildHook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if self.target_name == "wheel":
+        if self.target_name in ("wheel", "sdist") and not came_built():
             # Objects know register layouts, but no Python ABI and no libc: one wheel serves all.
             for machine in [platform.machine()] if version == "editable" else TARGET_ARCHES:
                 build_objects(machine)
+
+
+def came_built() -> bool:
+    """Whether this is an sdist as it was unpacked: every file in it has the same age."""
+    objects = [OBJECTS / m / d / LINKED for m in TARGET_ARCHES for d in DIALECTS]
+    oldest_ns = min(map(modified_ns, objects))
+    sources = [Path(__file__), *PROBES.iterdir()]
+    return (ROOT / "PKG-INFO").exists() and 0 < max(map(modified_ns, sources)) <= oldest_ns
 
 
 def build_objects(machine: str) -> list[Path]:
