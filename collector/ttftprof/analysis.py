@@ -38,6 +38,7 @@ from ttftprof.model import (
 )
 from ttftprof.phases import Served, Started, StartUp
 from ttftprof.recording import Reader
+from ttftprof.reports import scale
 from ttftprof.timeline import FileFacts, Timeline, build, split_by
 from ttftprof.tracks import tracks_of
 
@@ -387,6 +388,7 @@ def _notes(timeline: Timeline) -> list[str]:
     for source in _sources(timeline):
         if source.name == "gpu" and source.state == "absent" and not source.is_missed:
             notes.append(f"no GPU is shown: {source.reason}")
+    notes += _clock_notes(timeline)
     notes += gpu.notes_of(timeline)
     tls = len({e.socket for e in timeline.exchanges if any("TLS" in n for n in e.notes)})
     if tls:
@@ -396,4 +398,23 @@ def _notes(timeline: Timeline) -> list[str]:
     notes += storage.read_beside(timeline)
     notes += storage.unseen_beneath(timeline)
     notes += storage.read_past_cache(timeline)
+    return notes
+
+
+def _clock_notes(timeline: Timeline) -> list[str]:
+    """What happened to the machine's clocks: all times are CLOCK_MONOTONIC's, which is neither set
+    nor goes on while the machine is suspended."""
+    notes = []
+    for ns, jump in timeline.jumps:
+        when = f"{scale.estimate(max(ns - timeline.start_ns, 0))} after recording began"
+        if jump.suspended_ns > 0:
+            slept = scale.estimate(jump.suspended_ns)
+            notes.append(f"the machine was suspended for {slept}, {when}: no time here counts it")
+        if jump.set_ns:
+            way = "forward" if jump.set_ns > 0 else "back"
+            step = scale.estimate(abs(jump.set_ns))
+            notes.append(
+                f"the wall clock was set {way} by {step}, {when}: the times of day here are those "
+                "of the clock before"
+            )
     return notes

@@ -22,6 +22,7 @@ from typing import Any
 
 from ttftprof.errors import NotPermitted, TtftprofError
 from ttftprof.kernel import libbpf
+from ttftprof.kernel.confinement import guards
 from ttftprof.kernel.headers import bcc_folder, has_headers
 from ttftprof.kernel.permission import NEEDED, effective_capabilities
 from ttftprof.kernel.session import (
@@ -130,6 +131,7 @@ def examine(machine: Machine | None = None) -> Diagnosis:
         check_privileges(here),
         check_pid_namespace(here),
         check_lockdown(here),
+        check_confinement(here),
         check_btf(here),
         check_libbpf(here),
         check_objects(),
@@ -260,6 +262,12 @@ def check_lockdown(machine: Machine) -> Check:
     )
 
 
+def check_confinement(machine: Machine) -> Check:
+    """Nothing is missing while the probes load; if they do not, this is who may forbid it."""
+    found = [guard.what for guard in guards(machine.root)]
+    return Check("confinement", OK, "; ".join(found) or "none by seccomp, SELinux or AppArmor")
+
+
 def check_btf(machine: Machine) -> Check:
     path = machine.root / "sys/kernel/btf/vmlinux"
     try:
@@ -365,14 +373,14 @@ def check_probes(
     try:
         present = tracepoints()
     except (TtftprofError, OSError) as error:
-        return [_all_probes_refused(error)]
+        return [_all_probes_refused(error, machine.root)]
     mounted = {fields[2] for fields in _mounts(machine)}
     if machine.euid != 0:
         return [_not_needed(p, mounted) or _promised(p, present) for p in PROBES]
     try:
         states = attempt()
     except (TtftprofError, OSError) as error:
-        return [_all_probes_refused(error)]
+        return [_all_probes_refused(error, machine.root)]
     return [_not_needed(p, mounted) or _tried(p, states[p.stem], present) for p in PROBES]
 
 
@@ -383,10 +391,11 @@ def _not_needed(probe: Probe, mounted: set[str]) -> Check | None:
     return Check(_title(probe), OK, f"not needed: no {', '.join(sorted(probe.filesystems))} here")
 
 
-def _all_probes_refused(error: Exception) -> Check:
+def _all_probes_refused(error: Exception, root: Path) -> Check:
     fix = getattr(error, "next_step", "")
     if isinstance(error, NotPermitted) or getattr(error, "errno", 0) == errno.EPERM:
-        fix = "run as root, on the host; see the rows above"
+        remedies = [guard.remedy for guard in guards(root)]
+        fix = "; ".join(remedies) or "run as root, on the host; see the rows above"
     return Check("probes", MISSING, str(error), "nothing can be recorded", fix, required=True)
 
 

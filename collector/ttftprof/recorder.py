@@ -15,14 +15,14 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ttftprof import __version__
-from ttftprof.clock import NS_PER_MS, NS_PER_S, measure_offset, now_ns, tick_ns
+from ttftprof.clock import NS_PER_MS, NS_PER_S, OtherClocks, measure_offset, now_ns, tick_ns
 from ttftprof.connections import OwnConnections
 from ttftprof.engines.catalog import engine_named, looks_like_weights
 from ttftprof.engines.driver_calls import DRIVER_CALLS
@@ -191,6 +191,7 @@ class Recorder:
         self._governor = Governor(budget, os.cpu_count() or 1)
         self._pace = 1  # how many times as long it waits between two looks
         self._next_own_ns = 0
+        self._clocks = OtherClocks()
         self._told: tuple[list[Source], dict[str, int]] = [], {}
         self._unanswered: Records = np.empty(0, EVENT)
         self._armed_cpu_ns = 0
@@ -386,6 +387,7 @@ class Recorder:
         self._take_gpu_samples()
         self._take_engine_counts()
         self._take_python_stacks(ns)
+        self._note_clocks(ns)
         self._note_own_cost(ns)
         if ns >= self._next_write_ns:
             self._write(ns)
@@ -697,10 +699,16 @@ class Recorder:
 
     # -- own cost -----------------------------------------------------------------------------
 
+    def _note_clocks(self, ns: int) -> None:
+        jump = self._clocks.moved()
+        if jump is not None:
+            self.writer.add_fact("clock_jump", ns, asdict(jump))
+
     def _note_own_cost(self, ns: int) -> None:
         if ns >= self._next_own_ns:
             self._next_own_ns = ns + OWN_EVERY_NS
             self.writer.set_meta("own", self._own_cost())
+            self.session.follow_cpus()
             self._keep_states()
             self._forget_the_dead()
             self._tell_survivors(ns)

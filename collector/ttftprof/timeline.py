@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ttftprof import gpu_facts, python_facts, remote, uncached
+from ttftprof.clock import Jump
 from ttftprof.connections import OwnConnections
 from ttftprof.engines.catalog import (
     Engine,
@@ -272,6 +273,7 @@ class Timeline:
     memory: Sequence[Mapping[str, Any]]  # limits of control groups, as recorded
     python: PythonFacts
     reliefs: Sequence[Relief] = ()
+    jumps: Sequence[tuple[int, Jump]] = ()  # of the machine's other clocks, when they were noticed
     _calls_of: dict[tuple[int, str | None], list[Call]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -430,6 +432,7 @@ def _build(reader: Facts) -> Timeline:
         gpu=gpu_facts.read(reader, by_kind),
         python=python_facts.read(reader),
         reliefs=tuple(_reliefs(reader)),
+        jumps=tuple(_jumps(reader)),
     )
 
 
@@ -739,6 +742,11 @@ def _reliefs(reader: Facts) -> Iterator[Relief]:
     for ns, fact in reader.facts("governor"):
         words = {name: str(fact[name]) for name in ("what", "how", "lost")}
         yield Relief(ns=ns, share=float(fact["share"]), budget=float(fact["budget"]), **words)
+
+
+def _jumps(reader: Facts) -> Iterator[tuple[int, Jump]]:
+    for ns, fact in reader.facts("clock_jump"):
+        yield ns, Jump(int(fact["suspended_ns"]), int(fact["set_ns"]))
 
 
 def _engine_loads(reader: Facts, marks: Sequence[Mark]) -> Iterator[EngineLoad]:

@@ -305,6 +305,18 @@ def test_a_recording_without_requests_is_a_report() -> None:
     check_report(report)
 
 
+def test_what_happened_to_the_machines_clocks_is_told_and_changes_no_phase() -> None:
+    scene, before = router_switch(), router_switch().only_request()
+    scene.fact("clock_jump", ns(400), {"suspended_ns": 3600_000 * MS, "set_ns": 0})
+    scene.fact("clock_jump", ns(500), {"suspended_ns": 0, "set_ns": -5000 * MS})
+    report = scene.report()
+    assert report.requests[0].phase_totals() == before.phase_totals()
+    slept, was_set = report.notes[:2]
+    assert "suspended for 3600 s" in slept
+    assert "no time here counts it" in slept
+    assert "wall clock was set back by 5.0 s" in was_set
+
+
 def test_a_recording_that_was_killed_is_a_report(tmp_path: Path) -> None:
     scene = router_switch().meta(end_ns=None, ended_because=None)
     report = analyse(scene.write(tmp_path / "x.ttft", complete=False))

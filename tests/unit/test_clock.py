@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ttftprof.clock import Offset, measure_offset, now_ns
+from ttftprof.clock import NS_PER_S, Jump, Offset, OtherClocks, measure_offset, now_ns
 
 OFFSET = 1_795_970_131_066_624_877
 
@@ -74,3 +74,61 @@ def test_the_clock_counts_whole_nanoseconds() -> None:
     first, second = now_ns(), now_ns()
     assert isinstance(first, int)
     assert second >= first
+
+
+class Machine:
+    """Three clocks that one may let go on, suspend and set; each reading takes 100 ns."""
+
+    def __init__(self) -> None:
+        self.now, self.slept, self.wall = 10 * NS_PER_S, 7 * NS_PER_S, OFFSET
+        self.others = OtherClocks(
+            lambda: self.monotonic() + self.slept,
+            lambda: self.monotonic() + self.slept + self.wall,
+            self.monotonic,
+        )
+
+    def monotonic(self) -> int:
+        self.now += 100
+        return self.now
+
+
+@pytest.mark.parametrize("suspended_ns", [0, 60 * NS_PER_S])
+@pytest.mark.parametrize("set_ns", [0, 3600 * NS_PER_S, -NS_PER_S])
+def test_a_suspend_is_told_from_a_set_wall_clock(suspended_ns: int, set_ns: int) -> None:
+    machine = Machine()
+    assert machine.others.moved() is None
+    machine.slept += suspended_ns
+    machine.wall += set_ns
+    moved = machine.others.moved()
+    if not suspended_ns and not set_ns:
+        assert moved is None
+    else:
+        assert moved is not None
+        assert moved.suspended_ns == pytest.approx(suspended_ns, abs=1000)
+        assert moved.set_ns == pytest.approx(set_ns, abs=1000)
+    assert machine.others.moved() is None, "told once"
+
+
+def test_a_reader_that_waited_for_a_core_saw_no_jump() -> None:
+    """Its readings lay far apart once; read again, nothing moved."""
+    machine, late = Machine(), [0]
+
+    def boot() -> int:
+        machine.now += late.pop() if late else 0
+        return machine.monotonic() + machine.slept
+
+    others = OtherClocks(boot, lambda: machine.monotonic() + machine.wall, machine.monotonic)
+    late.append(NS_PER_S)
+    assert others.moved() is None
+
+
+def test_real_clocks_stand_still_against_each_other() -> None:
+    others = OtherClocks()
+    assert [others.moved() for _ in range(100)] == [None] * 100
+
+
+def test_a_jump_needs_to_be_notable() -> None:
+    machine = Machine()
+    machine.slept += OtherClocks.NOTABLE_NS + 10_000
+    machine.wall += 1_000_000
+    assert machine.others.moved() == Jump(OtherClocks.NOTABLE_NS + 10_000, 0)

@@ -145,6 +145,67 @@ def test_lockdown(tmp_path: Path, text: str | None, state: str, found: str) -> N
     assert (check.state, check.found) == (state, found)
 
 
+CONFINED = {
+    "seccomp": ({"proc/self/status": "Name:\tx\nSeccomp:\t2\n"}, "seccomp", "SystemCallFilter="),
+    "SELinux": (
+        {
+            "sys/fs/selinux/enforce": "1",
+            "proc/self/attr/current": "system_u:system_r:container_t:s0:c1,c2\0",
+        },
+        "container_t:s0:c1,c2",
+        "ausearch -m avc",
+    ),
+    "AppArmor": (
+        {"proc/self/attr/current": "docker-default (enforce)\n"},
+        "profile docker-default",
+        "apparmor=unconfined",
+    ),
+    "AppArmor's own file": (
+        {"proc/self/attr/apparmor/current": "snap.x.y (enforce)\n"},
+        "profile snap.x.y",
+        "apparmor=unconfined",
+    ),
+    "lockdown": (
+        {"sys/kernel/security/lockdown": "none integrity [confidentiality]\n"},
+        "lockdown",
+        "boot without",
+    ),
+}
+FREE = {
+    "nothing": {},
+    "no filter": {"proc/self/status": "Seccomp:\t0\n"},
+    "SELinux, permissive": {
+        "sys/fs/selinux/enforce": "0",
+        "proc/self/attr/current": "system_u:system_r:container_t:s0",
+    },
+    "SELinux, unconfined": {
+        "sys/fs/selinux/enforce": "1",
+        "proc/self/attr/current": "unconfined_u:unconfined_r:unconfined_t:s0-s0:c0.c1023",
+    },
+    "AppArmor, unconfined": {"proc/self/attr/current": "unconfined\n"},
+    "AppArmor, complaining": {"proc/self/attr/current": "x (complain)\n"},
+}
+
+
+@pytest.mark.parametrize(("files", "found", "remedy"), CONFINED.values(), ids=CONFINED)
+def test_who_forbids_the_probes_is_named_with_the_remedy(
+    tmp_path: Path, files: dict[str, str], found: str, remedy: str
+) -> None:
+    def denied() -> dict[str, ProbeState]:
+        raise BpfError("load the probes", errno.EPERM)
+
+    here = machine(tmp_path, files)
+    assert found in doctor.check_confinement(here).found
+    (check,) = doctor.check_probes(here, denied, lambda: ALL)
+    assert_helps(check, "missing")
+    assert remedy in check.fix
+
+
+@pytest.mark.parametrize("files", FREE.values(), ids=FREE)
+def test_what_confines_nobody_is_not_blamed(tmp_path: Path, files: dict[str, str]) -> None:
+    assert doctor.check_confinement(machine(tmp_path, files)).found.startswith("none")
+
+
 def test_btf(tmp_path: Path) -> None:
     assert_helps(doctor.check_btf(machine(tmp_path)), "missing")
     with_types = machine(tmp_path, {"sys/kernel/btf/vmlinux": "x" * 3000})

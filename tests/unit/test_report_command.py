@@ -13,6 +13,7 @@ from subprocess import CompletedProcess
 import pytest
 from click.testing import CliRunner, Result
 
+from conftest import unsupported
 from ttftprof.cli import output
 from ttftprof.cli.report import command
 from ttftprof.errors import OutputError, RecordingError, Unsupported, UsageError
@@ -20,6 +21,7 @@ from ttftprof.recording import Writer
 from unit import report_samples as samples
 from unit.recordings import router_switch
 
+NOBODY = 65534
 REPORTS = {
     "cold": samples.cold,
     "warm": samples.warm,
@@ -237,6 +239,35 @@ def test_a_page_goes_through_a_link_and_into_a_pipe(recordings: Path, tmp_path: 
     assert pipe.is_fifo()
     with pytest.raises(OutputError, match="is a folder"), output.text_file(tmp_path):
         pass
+
+
+def test_a_link_that_another_user_planted_is_not_followed(recordings: Path, tmp_path: Path) -> None:
+    """In a folder as /tmp; a rename would go past the kernel's own protection."""
+    if os.geteuid() != 0:
+        unsupported("only root can make a link of another user")
+    shared, victim = tmp_path / "shared", tmp_path / "victim"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    victim.write_text("precious")
+    link, way_there = shared / "page.html", tmp_path / "link.html"
+    link.symlink_to(victim)
+    way_there.symlink_to(link)
+    os.lchown(link, NOBODY, NOBODY)
+    for page in (link, way_there):
+        refused = run(recordings, "cold.ttft", "--html", str(page)).exception
+        assert isinstance(refused, OutputError)
+        assert "another user made" in refused.message
+    assert victim.read_text() == "precious"
+    os.lchown(link, 0, 0)
+    assert run(recordings, "cold.ttft", "--html", str(link)).exception is None
+    assert victim.read_text().startswith("<!doctype html>")
+
+
+def test_a_link_to_itself_is_said(recordings: Path, tmp_path: Path) -> None:
+    (tmp_path / "loop.html").symlink_to("loop.html")
+    refused = run(recordings, "cold.ttft", "--html", str(tmp_path / "loop.html")).exception
+    assert isinstance(refused, OutputError)
+    assert "leads to itself" in refused.message
 
 
 def test_a_page_into_a_descriptor_and_memory(recordings: Path, tmp_path: Path) -> None:

@@ -7,13 +7,20 @@ import importlib
 import os
 import platform
 import select
+import shlex
 import sys
 from typing import Any
 
 import click
 
 from ttftprof import __version__
-from ttftprof.errors import OutputError, TtftprofError, Unsupported, too_many_files
+from ttftprof.errors import (
+    NotPermitted,
+    OutputError,
+    TtftprofError,
+    Unsupported,
+    too_many_files,
+)
 from ttftprof.plain import plain_lines
 
 # name -> module; imported when asked for, so that `record` arms without loading the reports.
@@ -105,6 +112,17 @@ def _open_closed_streams() -> None:
             setattr(sys, ("stdin", "stdout", "stderr")[number], stream)
 
 
+def _refuse_borrowed_rights() -> None:
+    """A set-user-ID program runs for whoever starts it, and this one does what its user says."""
+    (uid, effective_uid, _), (gid, effective_gid, _) = os.getresuid(), os.getresgid()
+    if (uid, gid) != (effective_uid, effective_gid):
+        raise NotPermitted(
+            f"it was started setuid or setgid: by user {uid} with the rights of {effective_uid} "
+            f"(group {gid}, {effective_gid})",
+            f"chmod ug-s {shlex.quote(sys.executable)}, or what starts it; then sudo ttftprof …",
+        )
+
+
 def _tell(error: TtftprofError) -> None:
     """What happened, and below it what to do. Foreign names in it reach no terminal raw."""
     click.echo(f"ttftprof: {plain_lines(error.message)}", err=True)
@@ -153,6 +171,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Runs the program; a known error prints two lines and sets the exit code."""
     _open_closed_streams()
     try:
+        _refuse_borrowed_rights()
         result: Any = cli.main(args=arguments, prog_name="ttftprof", standalone_mode=False)
         sys.exit(result if isinstance(result, int) else 0)
     except TtftprofError as error:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import codecs
 import json
 import os
+import secrets
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +22,7 @@ import click
 from ttftprof.errors import OutputError, UsageError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+_MOST_LINKS = 40  # as in the kernel, include/linux/namei.h
 _MIN_WIDTH, _MAX_WIDTH, _PIPED_WIDTH = 60, 200, 100
 
 WIDTH = click.option(
@@ -149,12 +152,30 @@ def _names_a_descriptor(path: Path) -> bool:
     )
 
 
+def _refuse_planted_links(path: Path) -> None:
+    """The kernel's rule for links in a folder like /tmp (fs.protected_symlinks), whatever is set:
+    those of another user are not followed. A file that takes its name by rename asks nobody."""
+    for _ in range(_MOST_LINKS):
+        if not path.is_symlink():
+            return
+        link, folder = path.lstat(), path.parent.stat()
+        is_anyones = folder.st_mode & stat.S_ISVTX and folder.st_mode & stat.S_IWOTH
+        if is_anyones and link.st_uid not in (os.geteuid(), folder.st_uid):
+            raise OutputError(
+                f"{path} is a link that another user made, in a folder that anyone may write to",
+                "name another file",
+            )
+        path = path.parent / path.readlink()
+    raise OutputError(f"{path} is a link that leads to itself", "name another file")
+
+
 @contextmanager
 def _replaced(path: Path) -> Iterator[Path]:
     """What to write to instead of `path`, which it then becomes: whole, or not at all. A device or
     a pipe is written as it is; a recording is never replaced by what is made of one."""
     from ttftprof.recording import is_recording
 
+    _refuse_planted_links(path)
     if path.is_dir():
         raise OutputError(f"{path} is a folder", "name a file in it")
     if path.is_file() and is_recording(path):
@@ -165,8 +186,10 @@ def _replaced(path: Path) -> Iterator[Path]:
         yield path
         return
     path = path.resolve()
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    # By a name that nobody can have put a link at.
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
+        partial.touch(exist_ok=False)
         yield partial
         partial.replace(path)
     except OSError as error:

@@ -35,6 +35,7 @@ from ttftprof.events import (
     RemoteFlag,
 )
 from ttftprof.kernel import libbpf, privilege
+from ttftprof.kernel.confinement import guards
 from ttftprof.kernel.headers import compiled_types
 from ttftprof.kernel.held import held_files
 from ttftprof.kernel.latecomers import Attached, Latecomers
@@ -63,6 +64,7 @@ _MULTI = ("marks__calls", "marks__returns")
 _CANNOT = (errno.EINVAL, errno.EOPNOTSUPP)
 # In this order: the walks over maps and files look only at members.
 _ITERATORS = ("process__seed", "files__held_maps", "files__held_files")
+_TICK = "cpu__tick"
 _HELD = "files__held"  # in their place without BTF, run for one file after the other
 _HOOKED = ("tp_btf/", "raw_tp/", "fentry/", "kprobe/")
 _OTHER_FORMS = frozenset(name for variants in VARIANTS for name in variants)
@@ -247,7 +249,8 @@ class ProbeSession:
         self._attached: set[str] = set()
         self._without_hook: set[str] = set()
         self._object: ProbeObject | None = None
-        self._tick_fds: list[int] = []
+        self._tick_fds: dict[int, int] = {}  # by CPU
+        self._tick_hz = settings.tick_hz
         self._maps: dict[str, int] = {}
         self._missing: dict[str, str] = {}  # programs with nothing to attach to, and why
         self._awaited: set[str] = set()  # modules that would bring it
@@ -407,6 +410,8 @@ class ProbeSession:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise too_many_files() from error
         found = _REFUSED_PROGRAM.search(error.detail)
+        if not found and error.errno in (errno.EPERM, errno.EACCES):
+            raise _forbidden() from error
         if not found or found[1] in without:
             raise Unsupported(
                 f"the kernel refuses the probes: {error.detail or error.strerror}",
@@ -551,7 +556,7 @@ class ProbeSession:
     def _since(self, ns: int, stem: str, used: Iterable[str]) -> ProbeState:
         """The state of a probe that is there since a moment after recording began."""
         state = self.if_needed.get(stem, ProbeState(stem, "ok"))
-        when = f"{(ns - self._attached_ns) / NS_PER_S:.1f} s after recording began"
+        when = self._since_arming(ns)
         state = replace(
             state, reason=_joined(state.reason, f"attached {when}, as its module was loaded")
         )
@@ -569,11 +574,41 @@ class ProbeSession:
 
     def _attach_ticks(self, program: Pointer) -> None:
         for cpu in online_cpus():
-            fd = libbpf.open_clock_event(cpu, self.settings.tick_hz)
-            # The link owns the descriptor from here on.
-            link = library().bpf_program__attach_perf_event(program, fd)
-            self._loaded.links.append(libbpf.present("attach ticks", link))
-            self._tick_fds.append(fd)
+            self._attach_tick(program, cpu)
+
+    def _attach_tick(self, program: Pointer, cpu: int) -> None:
+        fd = libbpf.open_clock_event(cpu, self._tick_hz)
+        # The link owns the descriptor from here on.
+        link = libbpf.present("attach ticks", library().bpf_program__attach_perf_event(program, fd))
+        self._tick_fds[cpu] = fd
+        self._loaded.named_links[f"tick {cpu}"] = link
+
+    def follow_cpus(self) -> None:
+        """Ticks on CPUs that were switched on since the last look; the kernel ends for good those
+        of one that is switched off. To be called now and then."""
+        if not self._tick_fds:
+            return
+        online = set(online_cpus())
+        for cpu in self._tick_fds.keys() - online:
+            del self._tick_fds[cpu]
+            library().bpf_link__destroy(self._loaded.named_links.pop(f"tick {cpu}"))
+        for cpu in sorted(online - self._tick_fds.keys()):
+            self._follow_cpu(cpu)
+
+    def _follow_cpu(self, cpu: int) -> None:
+        before = self.states["cpu"]
+        try:
+            self._attach_tick(self._loaded.programs[_TICK], cpu)
+        except BpfError as error:
+            reason, cost = f"CPU {cpu} came on, but {error}", self._probes["cpu"].cost_of_absence
+            degraded = ProbeState("cpu", "degraded", _joined(before.reason, reason), cost)
+            self.states["cpu"] = degraded
+        else:
+            since = f"CPU {cpu} is looked at since {self._since_arming(now_ns())}, when it came on"
+            self.states["cpu"] = replace(before, reason=_joined(before.reason, since))
+
+    def _since_arming(self, ns: int) -> str:
+        return f"{(ns - self._attached_ns) / NS_PER_S:.1f} s after recording began"
 
     def drop(self, programs: Collection[str], reason: str) -> None:
         """Takes programs away while recording, whatever form serves for them; their probe is
@@ -586,7 +621,8 @@ class ProbeSession:
 
     def slow_ticks(self, hz: int, reason: str, lost: str) -> None:
         """Running threads are looked at so many times a second from now on."""
-        for fd in self._tick_fds:
+        self._tick_hz = hz
+        for fd in self._tick_fds.values():
             libbpf.set_clock_hz(fd, hz)
         self.states["cpu"] = ProbeState("cpu", "degraded", reason, lost)
 
@@ -725,6 +761,21 @@ class ProbeSession:
         if self._object is not None:
             self._object.close()
             self._object = None
+
+
+def _forbidden() -> NotPermitted:
+    """Whoever refuses a root with every capability does not say so."""
+    found = guards()
+    if not found:
+        return NotPermitted(
+            "the kernel forbids the probes, though no capability is missing",
+            "`dmesg` or `journalctl -k` may tell who denied it; --loader proc records without them",
+        )
+    return NotPermitted(
+        "the kernel forbids the probes, though no capability is missing; in force on this process: "
+        + ", ".join(guard.what for guard in found),
+        "; ".join(guard.remedy for guard in found) + "; or --loader proc, which shows less",
+    )
 
 
 def _not_loaded(probe: Probe) -> str:

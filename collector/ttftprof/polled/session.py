@@ -272,6 +272,9 @@ class PolledSession:
     def slow_ticks(self, hz: int, reason: str, lost: str) -> None:
         """Nor slowed down."""
 
+    def follow_cpus(self) -> None:
+        """Threads are looked at, wherever they run."""
+
 
 class _Source:
     """Something that the recorder waits on; here it never wakes it."""

@@ -1,0 +1,235 @@
+"""What befalls a machine while it is recorded: recording goes on, and says what is not in it."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from kernel.support import recording, start_recording
+from ttftprof.analysis import analyse
+from ttftprof.kernel import session
+from ttftprof.kernel.session import ProbeSession, Settings
+from workloads.cache import make_model
+from workloads.counted import started
+
+pytestmark = pytest.mark.kernel
+
+NOBODY = 65534
+TIMEOUT_S = 30
+TTFTPROF = [sys.executable, "-m", "ttftprof"]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_model(tmp_path / "idle.weights", 4 << 20)
+
+
+def run(
+    *arguments: str, cwd: Path, before: Callable[[], Any] | None = None, program: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """`ttftprof ARGUMENTS` in a process where `before` was called, or by a `program` of Python."""
+    command = [sys.executable, "-c", program] if program else TTFTPROF
+    done = subprocess.run(
+        [*command, *arguments],
+        cwd=cwd,
+        preexec_fn=before,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+# -- who may not ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "borrow",
+    [lambda: os.setresuid(NOBODY, 0, 0), lambda: os.setresgid(NOBODY, 0, 0)],
+    ids=["setuid", "setgid"],
+)
+@pytest.mark.parametrize("command", ["record", "report", "--version"])
+def test_with_borrowed_rights_it_does_nothing(
+    tmp_path: Path, borrow: Callable[[], None], command: str
+) -> None:
+    """What a set-user-ID program's process looks like: root's rights, another's user id."""
+    done = run(command, cwd=tmp_path, before=borrow)
+    assert done.returncode == 4
+    assert "setuid or setgid" in done.stderr
+    assert "\n  next: chmod ug-s" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+# include/uapi/linux/seccomp.h and libseccomp's seccomp.h
+_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
+
+
+def forbid_bpf() -> None:
+    """As Docker's default filter does: every bpf(2) of this process is refused with EPERM."""
+    seccomp = ctypes.CDLL("libseccomp.so.2")
+    seccomp.seccomp_init.restype = ctypes.c_void_p
+    rules = ctypes.c_void_p(seccomp.seccomp_init(_ALLOW))
+    number = seccomp.seccomp_syscall_resolve_name(b"bpf")
+    refused = seccomp.seccomp_rule_add(rules, _ERRNO | errno.EPERM, number, 0)
+    if refused or seccomp.seccomp_load(rules):
+        os._exit(99)
+
+
+def test_a_filter_that_forbids_bpf_is_named(tmp_path: Path) -> None:
+    done = run("record", "-o", "a.ttft", "--", "true", cwd=tmp_path, before=forbid_bpf)
+    assert done.returncode == 4, done.stderr
+    assert "no capability is missing; in force on this process: a seccomp filter" in done.stderr
+    assert "--security-opt seccomp=unconfined" in done.stderr
+    assert not list(tmp_path.iterdir())
+    told = run("doctor", cwd=tmp_path, before=forbid_bpf).stdout
+    assert "a seccomp filter" in told
+    assert "seccomp=unconfined" in told.replace("\n", "")
+    looked = ("record", "--loader", "proc", "-q", "-o", "a.ttft", "--", "true")
+    assert run(*looked, cwd=tmp_path, before=forbid_bpf).returncode == 0
+
+
+# -- probes -----------------------------------------------------------------------------------
+
+
+def test_nobody_else_can_detach_a_probe(tmp_path: Path, model: Path) -> None:
+    """The kernel refuses it for these kinds of link, even to root: they go with the recorder."""
+    lib = ctypes.CDLL("libbpf.so.1")
+    with (
+        started("idle", model) as program,
+        recording(tmp_path / "a.ttft", "--pid", str(program.pid)) as seen,
+    ):
+        links = own_links(seen.process.pid)
+        assert len(links) > 15
+        fds = [lib.bpf_link_get_fd_by_id(identity) for identity in links]
+        refusals = [-lib.bpf_link_detach(fd) for fd in fds if fd >= 0]
+        for fd in fds:
+            os.close(fd)
+    assert len(refusals) == len(links)
+    assert set(refusals) == {errno.EOPNOTSUPP}
+    assert {s.state for s in seen.report().sources if s.name in ("process", "files")} == {"ok"}
+
+
+def own_links(pid: int) -> list[int]:
+    """Ids of the BPF links that a process holds."""
+    found = []
+    for entry in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            lines = entry.read_text().splitlines()
+            found += [int(line.split()[1]) for line in lines if line.startswith("link_id:")]
+    return found
+
+
+def test_its_helpers_may_be_killed(tmp_path: Path, model: Path) -> None:
+    """Whose work is optional: statistics, and the probes of modules that come later."""
+    with started("idle", model) as program:
+        seen = start_recording(tmp_path / "a.ttft", "--pid", str(program.pid))
+        time.sleep(0.3)
+        helpers = psutil.Process(seen.process.pid).children()
+        assert helpers
+        for helper in helpers:
+            helper.kill()
+        time.sleep(1.2)  # it looks at its own cost once a second
+        assert seen.process.poll() is None
+        assert seen.stop() == 0, seen.output
+    assert seen.report().complete
+
+
+# -- processors -------------------------------------------------------------------------------
+
+
+def ticks_of(probes: ProbeSession) -> int:
+    return int(probes.threads["samples"].sum())
+
+
+def test_a_cpu_that_comes_on_is_looked_at_from_then_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The probes are armed while only the first CPU seems to be on; the target computes on the
+    last one, which comes on, goes off and comes on again."""
+    everyone = session.online_cpus()
+    last = everyone[-1]
+    if last == 0:
+        pytest.skip("this machine has one CPU")
+    online = [0]
+    monkeypatch.setattr(session, "online_cpus", lambda: online)
+    spinning = subprocess.Popen(
+        ["taskset", "-c", str(last), sys.executable, "-c", "while True: pass"]
+    )
+    probes = ProbeSession(Settings())
+    try:
+        probes.load()
+        probes.attach()
+        probes.seed([spinning.pid])
+        time.sleep(0.2)
+        assert ticks_of(probes) == 0
+        online[:] = everyone
+        probes.follow_cpus()
+        await_more_ticks(probes)
+        online[:] = [0]
+        probes.follow_cpus()
+        time.sleep(0.05)
+        before = ticks_of(probes)
+        time.sleep(0.2)
+        assert ticks_of(probes) == before
+        online[:] = everyone
+        probes.slow_ticks(97, "a test", "nothing")
+        probes.follow_cpus()
+        await_more_ticks(probes)
+        state = probes.states["cpu"]
+        assert f"CPU {last} is looked at since" in state.reason
+    finally:
+        probes.close()
+        spinning.kill()
+        spinning.wait()
+
+
+def await_more_ticks(probes: ProbeSession) -> None:
+    before, until = ticks_of(probes), time.monotonic() + 10
+    while ticks_of(probes) < before + 5:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+# -- clocks -----------------------------------------------------------------------------------
+
+# `ttftprof`, on a machine that sleeps an hour half a second from now, and whose wall clock is set
+# back by a minute half a second later.
+JUMPING = """
+import sys, time
+from functools import partial
+import ttftprof.recorder as recorder
+from ttftprof.cli import main
+from ttftprof.clock import NS_PER_S, OtherClocks, boottime_ns, now_ns
+began = now_ns()
+slept = lambda: 3600 * NS_PER_S if now_ns() - began > 1.5 * NS_PER_S else 0
+was_set = lambda: -60 * NS_PER_S if now_ns() - began > 2 * NS_PER_S else 0
+boot = lambda: boottime_ns() + slept()
+wall = lambda: time.time_ns() + slept() + was_set()
+recorder.OtherClocks = partial(OtherClocks, boot, wall)
+main(sys.argv[1:])
+"""
+
+
+def test_a_suspend_and_a_set_clock_are_told_and_cost_nothing(tmp_path: Path) -> None:
+    asked = ("record", "-q", "-o", "a.ttft", "--", "sleep", "3")
+    done = run(*asked, cwd=tmp_path, program=JUMPING)
+    assert done.returncode == 0, done.stderr
+    report = analyse(tmp_path / "a.ttft")
+    assert report.complete
+    slept, was_set = report.notes[-2:]
+    assert "suspended for 3600 s" in slept
+    assert "wall clock was set back by 60 s" in was_set
+    assert 2.5e9 < report.end_ns - report.start_ns < 60e9
