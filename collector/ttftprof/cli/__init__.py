@@ -141,9 +141,10 @@ def _show_version(context: click.Context, wanted: bool) -> None:
     """What a bug report needs: the program, which probes it would load, and into what."""
     if not wanted or context.resilient_parsing:
         return
-    from ttftprof.kernel.session import object_build
+    from ttftprof.kernel.session import OBJECT, OBJECT_WITHOUT_BTF, object_build
 
-    click.echo(f"ttftprof {__version__}, probes {object_build() or 'not built'}")
+    typed, untyped = (object_build(path) or "not built" for path in (OBJECT, OBJECT_WITHOUT_BTF))
+    click.echo(f"ttftprof {__version__}, probes {typed}, without BTF {untyped}")
     click.echo(f"{platform.system()} {platform.release()} {platform.machine()}")
     click.echo(f"Python {platform.python_version()}")
     context.exit()

@@ -144,10 +144,17 @@ def listening_ports(pids: set[int]) -> dict[int, int]:
     ports: dict[int, int] = {}
     for pid in pids:
         try:
-            connections = psutil.Process(pid).net_connections(kind="tcp")
+            connections = _connections(psutil.Process(pid))
         except psutil.Error:
             continue
         for connection in connections:
             if connection.status == psutil.CONN_LISTEN and connection.laddr:
                 ports[int(connection.laddr.port)] = pid
     return ports
+
+
+def _connections(process: psutil.Process) -> list[Any]:
+    """Its TCP sockets, by the name that the call has had since psutil 6.0, or had before."""
+    name = "net_connections" if hasattr(process, "net_connections") else "connections"
+    found: list[Any] = getattr(process, name)(kind="tcp")
+    return found
