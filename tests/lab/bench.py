@@ -2,6 +2,7 @@
 
     scripts/bench [--pairs N] [--json FILE] [--tool NAME]... [WORKLOAD...]
     scripts/bench report | drain | python      what analysis, draining and Python stacks cost
+    scripts/bench armed                        how soon each tool is armed
     scripts/bench client                       what the client of an experiment costs
     scripts/bench table FILE                   docs/COST.md's tables from kept figures
 
@@ -25,7 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lab import bench_client, bench_drain, bench_python, bench_report, bench_table
+from lab import bench_armed, bench_client, bench_drain, bench_python, bench_report, bench_table
 from lab.bench_tools import TOOLS, Attached, Tool, attached, cpu_s, missing
 from lab.bench_workloads import STORMS, STREAMS, TITLES, Running, programs, started
 
@@ -47,7 +48,6 @@ class Measured:
     bare_ms: float = 0.0
     ratio: float = 0.0
     ratio_quartiles: tuple[float, float] = (0.0, 0.0)
-    armed_s: float = 0.0
     cpu_share: float = 0.0
     peak_mb: float = 0.0
     file_kb: float = 0.0
@@ -128,7 +128,6 @@ def summed(work: str, tool: str, done: Sequence[tuple[dict[str, Watched], Attach
         bare_ms=statistics.median(one.bare_ns for one in own) / 1e6,
         ratio=statistics.median(ratios),
         ratio_quartiles=(low, high),
-        armed_s=statistics.median(one.armed_s for one in took),
         cpu_share=statistics.median(one.cpu_share for one in own),
         peak_mb=max(one.peak_bytes for one in took) / 1e6,
         file_kb=statistics.median(one.file_bytes for one in took) / 1e3,
@@ -169,6 +168,8 @@ def _figures(
         rows = bench_report.measure(folder)
     elif works == ["drain"]:
         rows = [bench_drain.measure(folder)]
+    elif works == ["armed"]:
+        rows = bench_armed.measure(folder)
     elif works == ["client"]:
         rows = bench_client.measure()
     elif works == ["python"]:

@@ -11,13 +11,15 @@ from lab.bench_tools import TOOLS
 from lab.bench_workloads import TITLES
 from ttftprof.reports import scale
 
-_ALONE = ("report", "drain", "python", "client")
+_ALONE = ("armed", "report", "drain", "python", "client")
 COST_PAGE = Path(__file__).parents[2] / "docs/COST.md"
 Row = Mapping[str, Any]
 
 
 def shown(what: str, rows: Sequence[Row]) -> str:
     """The tables of one workload, as Markdown."""
+    if what == "armed":
+        return _armed(rows)
     if what == "report":
         return _report(rows)
     if what == "drain":
@@ -80,7 +82,6 @@ def _own_cost(figures: Mapping[str, Sequence[Row]]) -> str:
             switch = next((r for r in own if r["workload"] == "switch"), None)
             rows.append([
                 tool.name,
-                f"{_median(r['armed_s'] for r in own):.2f}",
                 scale.tenth_percent(switch['cpu_share']) if switch else "",
                 scale.percent(max(r['cpu_share'] for r in own)),
                 f"{max(r['peak_mb'] for r in own):.0f}",
@@ -89,7 +90,6 @@ def _own_cost(figures: Mapping[str, Sequence[Row]]) -> str:
             ])  # fmt: skip
     head = [
         "tool",
-        "armed after, s",
         "CPU at a switch",
         "CPU at most",
         "memory, MB",
@@ -101,6 +101,17 @@ def _own_cost(figures: Mapping[str, Sequence[Row]]) -> str:
 def _median(values: Iterable[float]) -> float:
     ordered = sorted(values)
     return ordered[len(ordered) // 2]
+
+
+def _armed(rows: Sequence[Row]) -> str:
+    head = ["tool", "armed after, s: median", "least", "most", "memory then, MB", "rounds"]
+    lines = [
+        [row["tool"], *(f"{row[n]:.2f}" for n in ("median_s", "least_s", "most_s")),
+         f"{row['resident_mb']:.0f}", str(row["rounds"])]
+        if row["rounds"] else [row["tool"], "refused", "", "", "", "0"]
+        for row in rows
+    ]  # fmt: skip
+    return _table(head, lines)
 
 
 def _report(rows: Sequence[Row]) -> str:

@@ -16,11 +16,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 
@@ -158,6 +159,17 @@ TOOLS = (
 )  # fmt: skip
 
 
+# The same probes on a kernel without types of its own
+BY_BCC = Tool(
+    "ttftprof by bcc",
+    "/usr/lib/python3/dist-packages/bcc",
+    _record("--loader", "bcc"),
+    _ready,
+    _lost_in_recording,
+    "`ttftprof record --loader bcc`: the same probes, by types that bcc compiles of headers",
+)
+
+
 @cache
 def bcc_headers() -> dict[str, str]:
     """Where bcc finds headers to compile with. A kernel that brings none gets those of a Debian
@@ -181,7 +193,9 @@ def missing(tool: Tool) -> bool:
 
 
 @contextmanager
-def attached(tool: Tool, pid: int, folder: Path) -> Iterator[Attached]:
+def attached(
+    tool: Tool, pid: int, folder: Path, environment: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Attached]:
     """The tool, armed, while the block runs; the rest of what it took is filled in at its end."""
     out, said = folder / "profile.out", folder / "profile.said"
     for old in folder.glob("profile.*"):
@@ -193,7 +207,7 @@ def attached(tool: Tool, pid: int, folder: Path) -> Iterator[Attached]:
             stdin=subprocess.DEVNULL,
             stdout=terminal,
             stderr=terminal,
-            env=os.environ | bcc_headers(),
+            env={**os.environ, **bcc_headers(), **environment},
         )
     try:
         own = psutil.Process(process.pid)

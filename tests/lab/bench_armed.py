@@ -1,0 +1,76 @@
+"""How soon each profiler is armed, from the start of its process, and what memory it then holds.
+
+Each is attached to a process that sleeps, in turn and shuffled in each round. Beside the tools of
+the comparison stands `ttftprof record --loader bcc`: the same probes, by types that bcc compiles.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.bench_tools import BY_BCC, TOOLS, Tool, attached, missing
+from lab.kernel_headers import write_headers
+
+ROUNDS = 5
+SEED = 11
+
+
+@dataclass(frozen=True)
+class Armed:
+    """Of one tool. `resident_mb`: once armed; `refused`: why it has no figures."""
+
+    tool: str
+    rounds: int = 0
+    least_s: float = 0.0
+    median_s: float = 0.0
+    most_s: float = 0.0
+    resident_mb: float = 0.0
+    refused: str = ""
+
+
+def measure(folder: Path) -> list[Armed]:
+    order = random.Random(SEED)
+    own_headers = {"BCC_KERNEL_SOURCE": str(write_headers(folder / "headers"))}
+    tools = [tool for tool in (*TOOLS, BY_BCC) if not missing(tool)]
+    found: dict[str, list[tuple[float, float]]] = {tool.name: [] for tool in tools}
+    refused: dict[str, str] = {}
+    with _sleeping() as pid:
+        for _ in range(ROUNDS):
+            for tool in order.sample(tools, len(tools)):
+                try:
+                    armed = _once(tool, pid, folder, own_headers if tool is BY_BCC else {})
+                    found[tool.name].append(armed)
+                except (RuntimeError, OSError) as error:
+                    refused[tool.name] = str(error).strip().splitlines()[-1]
+    return [_summed(name, rounds, refused.get(name, "")) for name, rounds in found.items()]
+
+
+def _once(tool: Tool, pid: int, folder: Path, environment: dict[str, str]) -> tuple[float, float]:
+    with attached(tool, pid, folder, environment) as found:
+        held = [found.process, *found.process.children(recursive=True)]
+        return found.armed_s, sum(one.memory_info().rss for one in held) / 1e6
+
+
+def _summed(name: str, rounds: Sequence[tuple[float, float]], refused: str) -> Armed:
+    if not rounds:
+        return Armed(name, refused=refused)
+    seconds, held = zip(*rounds, strict=True)
+    return Armed(
+        name, len(rounds), min(seconds), statistics.median(seconds), max(seconds), max(held)
+    )
+
+
+@contextmanager
+def _sleeping() -> Iterator[int]:
+    process = subprocess.Popen(["sleep", "infinity"])
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
