@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from pathlib import Path
 
 import pytest
 
 from kernel.slow_fuse import compiled
+from kernel.truth_table import TABLE, page, summary
 
 
 @pytest.fixture(scope="module")
 def fuse_binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled(tmp_path_factory.mktemp("fuse"))
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """The truth workload's figures, good or bad; on demand as a page, too."""
+    rows = config.stash.get(TABLE, [])
+    if not rows:
+        return
+    terminalreporter.section("truth workload")
+    for line in summary(rows):
+        terminalreporter.write_line(line)
+    path = os.environ.get("TTFTPROF_TRUTH_PAGE")
+    if path:
+        machine = f"Linux {platform.release()}, {os.cpu_count()} cores"
+        Path(path).write_text(page(rows, machine))
