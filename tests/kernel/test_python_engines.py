@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -237,6 +238,28 @@ def test_transformers_starts(tmp_path: Path) -> None:
 # -- vLLM -----------------------------------------------------------------------------------------
 
 VLLM_STARTS_WITHIN_S = 500.0  # three processes import one after another
+ASLEEP_S = 1.0
+
+
+@pytest.fixture(scope="module")
+def vllm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = tmp_path_factory.mktemp("vllm") / "model"
+    script = Path(__file__).parents[1] / "lab/make_transformers_model.py"
+    subprocess.run([str(VLLM), str(script), str(model), "6", "1"], check=True)
+    return model
+
+
+@pytest.fixture(scope="module")
+def running_vllm(vllm_model: Path) -> Iterator[VllmServer]:
+    """One that was there, with its model in memory, before anybody records it."""
+    server = VllmServer([str(vllm_model)], log_path=vllm_model.with_name("vllm.log"))
+    with ended_with_all_below() as below:
+        server.start()
+        below.append(psutil.Process(server.pid))
+        server.wait_ready(VLLM_STARTS_WITHIN_S)
+        below.extend(psutil.Process(server.pid).children(recursive=True))
+        server.chat(str(vllm_model), "hello")  # what it compiles late
+        yield server
 
 
 @contextmanager
@@ -253,24 +276,24 @@ def ended_with_all_below() -> Iterator[list[psutil.Process]]:
 
 @pytest.mark.vllm
 @pytest.mark.long
-def test_vllm_starts_and_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_starts_and_answers(
+    vllm_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """API server, engine core and worker: each holds up the launch in its time."""
-    model, port = tmp_path / "model", free_port()
-    script = Path(__file__).parents[1] / "lab/make_transformers_model.py"
-    subprocess.run([str(VLLM), str(script), str(model), "6", "1"], check=True)
-    server = VllmServer([], port=port)
+    model = str(vllm_model)
+    server = VllmServer([model], port=free_port())
     for name, value in VLLM_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     # It writes more than the pipe holds that nobody empties before the end.
     to_file = ["sh", "-c", 'exec "$@" >"$0" 2>&1', str(tmp_path / "vllm.log")]
     with (
         ended_with_all_below() as below,
-        recording(tmp_path / "vllm.ttft", "--", *to_file, *server.command(model)) as seen,
+        recording(tmp_path / "vllm.ttft", "--", *to_file, *server.command()) as seen,
     ):
         server.process = seen.process  # type: ignore[assignment]
         server.wait_ready(VLLM_STARTS_WITHIN_S)
         below.extend(psutil.Process(seen.process.pid).children(recursive=True))
-        replies = [server.chat(str(model), f"{PROMPT} {number}") for number in range(3)]
+        replies = [server.chat(model, f"{PROMPT} {number}") for number in range(3)]
         time.sleep(0.3)
     report = seen.report()
     assert not report.lost
@@ -284,10 +307,63 @@ def test_vllm_starts_and_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "importing Python modules (" in start.verdict.explanation
     activities = start.phase_activity()["launch"]
     assert activities.get("idle", 0) < 0.2 * sum(activities.values())
-    for request in answered(report):
-        check_exact(request)
-        assert set(request.phase_totals()) == {"prefill"}
-    assert min(client_errors_ns(report, replies)) <= CLIENT_ERROR_NS
+    check_all_prefill(answered(report), replies)
     with seen.reader() as reader:  # asked of its own metrics while a client waited
         assert all(fact["waiting"] == 0 for _, fact in reader.facts("engine_load"))
         assert any(reader.facts("engine_load"))
+
+
+def check_all_prefill(requests: Sequence[Request], replies: Sequence[Reply]) -> None:
+    for request in requests:
+        check_exact(request)
+        assert set(request.phase_totals()) == {"prefill"}
+        assert request.verdict.cause == "prefill"
+        assert not request.switched
+    own = [abs((r.ttft_ns or 0) - p.ttft_ns) for r, p in zip(requests, replies, strict=True)]
+    assert min(own) <= CLIENT_ERROR_NS, own
+
+
+@pytest.mark.vllm
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["--pid", "--port"])
+def test_vllm_attached(way: str, running_vllm: VllmServer, tmp_path: Path) -> None:
+    """Whoever computes is told though nobody saw it load: alone, and with another beside it."""
+    model, server = running_vllm.arguments[0], running_vllm
+    target = {"--pid": server.pid, "--port": server.port}[way]
+    with recording(tmp_path / "vllm.ttft", way, str(target)) as seen, ThreadPoolExecutor() as pool:
+        replies = [server.chat(model, f"{PROMPT} {number}") for number in range(2)]
+        ahead = pool.submit(server.chat, model, "go on " * 20, 60)
+        time.sleep(0.3)
+        replies += [server.chat(model, "beside"), ahead.result()]
+        time.sleep(0.3)
+    report = seen.report()
+    assert not report.lost
+    assert {r.engine for r in report.requests} == {"vllm"}
+    alone, _, first, beside = report.requests
+    check_all_prefill([*report.requests[:2], beside, first], replies)
+    spent = alone.activity_totals()
+    assert spent.get("cpu", 0) + spent.get("fault", 0) >= 0.7 * sum(spent.values())
+    samples = [share.category for part in alone.python for share in part.shares]
+    assert "generate" in samples  # of the worker, and not of who waits for it
+
+
+@pytest.mark.vllm
+@pytest.mark.long
+def test_vllm_asleep(running_vllm: VllmServer, tmp_path: Path) -> None:
+    """Without a GPU it has no weights to put away, but pauses all the same until it is woken."""
+    model, server = running_vllm.arguments[0], running_vllm
+    path = tmp_path / "asleep.ttft"
+    with recording(path, "--port", str(server.port)) as seen, ThreadPoolExecutor() as pool:
+        server.call("POST", "/sleep?level=1")
+        waiting = pool.submit(server.chat, model, PROMPT)
+        time.sleep(ASLEEP_S)
+        server.call("POST", "/wake_up")
+        waiting.result()
+        time.sleep(0.3)
+    (request,) = answered(seen.report())
+    check_exact(request)
+    assert [p.phase for p in request.phases] == ["queue", "load", "prefill"]
+    assert request.phases[0].duration_ns == pytest.approx(ASLEEP_S * 1e9, rel=0.2)
+    assert request.verdict.cause == "queue"
+    assert "The engine was asleep" in request.verdict.explanation
+    assert any("woken from sleep level 1" in note for note in request.notes)

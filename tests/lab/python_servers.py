@@ -98,23 +98,35 @@ class TransformersServer(LlamaServer):
         return {}
 
 
-# vLLM on a CPU: a small KV cache, two threads; it asks nobody outside.
+# vLLM on a CPU: a small KV cache, two threads; it asks nobody outside, and can be put to sleep.
 VLLM_ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "OMP_NUM_THREADS": "2",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_SERVER_DEV_MODE": "1",
 }
 
 
 @dataclass
 class VllmServer(LlamaServer):
-    """vLLM's OpenAI server, as whoever records it has started it."""
+    """vLLM's OpenAI server. `arguments`: a model."""
 
-    def command(self, model: Path) -> list[str]:
-        server = [str(VLLM), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    def command(self) -> list[str]:
+        (model,) = self.arguments
+        server = [str(VLLM), "-m", "vllm.entrypoints.openai.api_server", "--model", model]
         bounds = ["--enforce-eager", "--max-model-len", "2048", "--max-num-seqs", "4"]
         return [*server, "--host", self.host, "--port", str(self.port), *bounds]
+
+    def spawn(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self.command(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=os.environ | VLLM_ENVIRONMENT,
+        )
 
     def own_fields(self, cache_prompt: bool) -> dict[str, Any]:
         return {}

@@ -33,7 +33,7 @@ from ttftprof.model import (
     Request,
     Verdict,
 )
-from ttftprof.phases.naps import Nap, Woken
+from ttftprof.phases.naps import ASLEEP, Nap, Woken
 
 MS = 1_000_000
 Cell = tuple[str, str, int]
@@ -498,6 +498,12 @@ CASES = [
         "98: asleep at level 2, woken in 6.53 s",
         (("load", "cpu", 6_530), ("prefill", "gpu", 300)),
         "load", "reads its weights again", "sleep at level 1", known=Circumstances(woken=woken(2)),
+    ),
+    Case(
+        "98: nobody wakes the engine that has the request",
+        (("queue", "idle", 4_000), ("load", "transfer", 2_190), ("prefill", "gpu", 300)),
+        "queue", "was asleep, and takes requests all the same", "wake an engine before",
+        known=Circumstances(woken=woken(1)), evidence=(Evidence("sockets", ASLEEP, 7, "pid"),),
     ),
     Case(
         "98: the other one takes 10.57 s to fall asleep",

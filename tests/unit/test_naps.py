@@ -103,6 +103,25 @@ def test_a_long_wait_before_the_wake_is_not_explained_by_it() -> None:
     assert parts(request.phases)[0] == ("unexplained", 100, 303, I)
 
 
+@pytest.mark.parametrize(("slept_ms", "basis"), [(20, O), (None, I)])
+def test_a_request_that_reached_a_sleeping_engine_waits_there(
+    slept_ms: float | None, basis: str
+) -> None:
+    """As vLLM 0.32 did it: asleep, its server takes requests, and keeps them until it is woken."""
+    scene = two_engines() if slept_ms is None else nap(two_engines(), NEW, "/sleep", 10, slept_ms)
+    nap(scene, NEW, "/wake_up", 1_100, 1_112)
+    request = scene.request(NEW, 100, token=1_249, ports=(9_301, 50_000)).only_request()
+    check(
+        request,
+        ("queue", 100, 1_100, basis), ("load", 1_100, 1_112, O), ("prefill", 1_112, 1_249, I),
+    )  # fmt: skip
+    assert request.verdict.cause == "queue"
+    assert "The engine was asleep, and takes requests" in request.verdict.explanation
+    assert [a.change.split(" (")[0] for a in request.verdict.actions] == [
+        "have the front wake an engine before it passes a request on"
+    ]
+
+
 # -- engines of several processes -----------------------------------------------------------------
 
 

@@ -641,6 +641,15 @@ def test_of_a_server_that_was_loaded_long_ago_who_was_busy_below_it_computed() -
     assert request.activity_totals()["cpu"] == ns(158) - ns(103)
 
 
+def test_who_spins_while_the_process_below_it_computes_did_not_compute() -> None:
+    """vLLM 0.32 on a CPU: its engine core was as busy as its worker, for it polls a queue."""
+    scene = Scene().process(FRONT).process(OLD, ppid=FRONT).process(NEW, ppid=OLD)
+    scene.wait(FRONT, 0, 101, Wait.NETWORK).wait(FRONT, 102, 159, Wait.NETWORK)
+    scene.wait(NEW, 0, 103, Wait.PIPE).wait(NEW, 158, 170, Wait.PIPE)  # OLD never waits
+    request = scene.request(FRONT, 100, token=160).only_request()
+    assert request.activity_totals() == {"cpu": ns(158) - ns(103), "idle": ns(105) - ns(100)}
+
+
 def test_where_nobody_below_it_was_busy_nobody_is_named() -> None:
     scene = Scene().process(FRONT).process(NEW, ppid=FRONT)
     scene.wait(FRONT, 0, 101, Wait.NETWORK).wait(FRONT, 102, 159, Wait.NETWORK)

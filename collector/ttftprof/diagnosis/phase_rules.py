@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ttftprof.diagnosis.rules import Blamed, Finding, Rule, rule, seconds
 from ttftprof.model import ACTIVITIES, Action, Evidence
-from ttftprof.phases import LOADED_FOR_ANOTHER
+from ttftprof.phases import ASLEEP, LOADED_FOR_ANOTHER
 from ttftprof.reports import scale
 
 _NOT_STORAGE = " ".join(a for a in ACTIVITIES if a != "storage_wait")
@@ -81,10 +81,31 @@ def _no_room_in_cache(blamed: Blamed) -> Finding | None:
     return Finding(f"The engine's own counts: {found.what}.", (action,), (found,))
 
 
-def _behind_another(blamed: Blamed) -> Finding:
+def _queued_for(blamed: Blamed) -> Evidence | None:
+    """What the longest part of the queue was for."""
     waits = [p for p in blamed.facts.phases if p.phase == "queue" and p.evidence]
     longest = max(waits, key=lambda p: p.duration_ns, default=None)
-    reason = longest.evidence[0] if longest else None
+    return longest.evidence[0] if longest else None
+
+
+def _asleep(blamed: Blamed) -> Finding | None:
+    reason = _queued_for(blamed)
+    if reason is None or reason.what != ASLEEP:
+        return None
+    action = Action(
+        "have the front wake an engine before it passes a request on (vLLM: /wake_up), or keep the "
+        "engine awake",
+        blamed.phase_ns,
+        "record again: the call that wakes it should come before the request reaches it",
+    )
+    says = "The engine was asleep, and takes requests all the same: this one lay there meanwhile."
+    return Finding(says, (action,), (reason,))
+
+
+def _behind_another(blamed: Blamed) -> Finding | None:
+    reason = _queued_for(blamed)
+    if reason is not None and reason.what == ASLEEP:
+        return None
     if reason is not None and reason.what == LOADED_FOR_ANOTHER:
         action = Action(
             "what that load took is told by its own request or start: shorten that, or keep the "
@@ -405,6 +426,7 @@ LEADING_RULES: tuple[Rule, ...] = (
 )
 PHASE_RULES: tuple[Rule, ...] = (
     rule("no room in the KV cache", _no_room_in_cache, "queue"),
+    rule("asleep", _asleep, "queue"),
     rule("behind another request", _behind_another, "queue", _NOT_STORAGE),
     rule("waits by the clock after the end", _waits_by_the_clock_after_unload, "evict"),
     rule("falls asleep", _falls_asleep, "evict"),

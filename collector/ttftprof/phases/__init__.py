@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from ttftprof.model import Evidence, Phase
 from ttftprof.phases.edges import INFERRED, OBSERVED, Cutter, Edge
-from ttftprof.phases.naps import Woken, with_naps
+from ttftprof.phases.naps import ASLEEP, Woken, with_naps
 from ttftprof.phases.python_edges import prepared_until
 from ttftprof.phases.queues import LOADED_FOR_ANOTHER, blocked_until, holder, never_reached
 from ttftprof.phases.room import evicted, first_act, frees, was_serving
@@ -28,6 +28,7 @@ from ttftprof.phases.work import until_work, work
 from ttftprof.timeline import Timeline
 
 __all__ = [
+    "ASLEEP",
     "LOADED_FOR_ANOTHER",
     "Served",
     "StartUp",
@@ -215,6 +216,8 @@ def _put_to_sleep(served: Served, woken: Woken, everyone: Sequence[Served], cutt
         told = Evidence("sockets", "another engine was told to sleep", room.tgid, "pid")
         cutter.until("queue", Edge(room.start_ns, OBSERVED, told))
         cutter.until("evict", begin)
+    elif served.received_ns < begin.ns:
+        cutter.until("queue", woken.asleep_until())
     at_once = begin.ns - cutter.at_ns <= _ACTS_WITHIN_NS
     cutter.until("queue" if at_once else "unexplained", begin, INFERRED)
 

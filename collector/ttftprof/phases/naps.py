@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ttftprof.model import Evidence, Part, Phase
-from ttftprof.phases.edges import OBSERVED, Edge
+from ttftprof.phases.edges import INFERRED, OBSERVED, Edge
 from ttftprof.phases.served import Served
 from ttftprof.timeline import Exchange, Timeline
 
 SLEEPS = ("/sleep", "/release_memory_occupation")
 WAKES = ("/wake_up", "/resume_memory_occupation")
+ASLEEP = "the engine was asleep: the request lay there until somebody woke it"
 _LEVEL = "?level="  # the only query that sources/http keeps
 _DEFAULT_LEVEL = 1  # vllm/entrypoints/serve/dev/sleep/api_router.py
 
@@ -55,6 +56,12 @@ class Woken:
             before_s = self.made_room.duration_ns / 1e9
             text += f"; another was put to sleep{level} in {before_s:.2f} s before"
         return text
+
+    def asleep_until(self) -> Edge:
+        """For a request that the engine had already: it goes on when somebody wakes it."""
+        known = OBSERVED if self.slept is not None else INFERRED
+        first = self.calls[0]
+        return Edge(first.start_ns, known, Evidence("sockets", ASLEEP, first.tgid, "pid"))
 
     def edges(self) -> tuple[Edge, Edge, Edge]:
         """Load begins, weights are in place, able to serve: where it took several calls, the last

@@ -151,11 +151,12 @@ def _with_worker(
 
 def _busiest_below(timeline: Timeline, last: Exchange, until: int) -> int | None:
     """Of a server that had its weights in memory before anybody looked: the process below it that
-    was busy while this request waited, if the one that took it was not."""
+    was busy while this request waited, if the one that took it was not. Who waits for another may
+    spin (vLLM's engine core for its worker), so one that has a busy process below it is not it."""
     if computed(timeline, last.tgid, last.start_ns, until):
         return None
     below = [
-        life.tgid
+        life
         for lives in timeline.processes.values()
         for life in lives
         if life.start_ns <= last.start_ns
@@ -163,7 +164,9 @@ def _busiest_below(timeline: Timeline, last: Exchange, until: int) -> int | None
         and last.tgid in ancestors(timeline, life)
         and computed(timeline, life.tgid, last.start_ns, until)
     ]
-    return max(below, key=lambda t: busy_ns(timeline, t, last.start_ns, until), default=None)
+    above = {tgid for life in below for tgid in ancestors(timeline, life)}
+    lowest = (life.tgid for life in below if life.tgid not in above)
+    return max(lowest, key=lambda t: busy_ns(timeline, t, last.start_ns, until), default=None)
 
 
 _BUSY = ("cpu", "fault", "transfer", "gpu")
