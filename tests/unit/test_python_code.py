@@ -16,6 +16,11 @@ LOOP = (
     "python3.11/asyncio/base_events.py:BaseEventLoop.run_forever",
     "python3.11/asyncio/base_events.py:BaseEventLoop._run_once",
 )
+MESSAGE = (
+    "vllm/distributed/device_communicators/shm_broadcast.py:MessageQueue.dequeue",
+    "python3.11/contextlib.py:_GeneratorContextManager.__enter__",
+    "vllm/distributed/device_communicators/shm_broadcast.py:MessageQueue.acquire_read",
+)
 IMPORT = "<frozen importlib._bootstrap>:_find_and_load"
 INFERENCE = (*THREAD, "transformers/cli/serving/utils.py:InferenceThread._run")
 GENERATE = (*INFERENCE, "transformers/generation/utils.py:GenerationMixin.generate")
@@ -33,6 +38,11 @@ def stack(*frames: str) -> Stack:
     [
         ((*LOOP, "python3.11/selectors.py:EpollSelector.select"), "idle", ""),
         (POOL, "idle", ""),
+        (
+            ("vllm/entrypoints/openai/api_server.py:<module>", "uvloop/__init__.py:run",
+             "python3.11/asyncio/runners.py:Runner.run"),
+            "idle", "",
+        ),
         (
             (*THREAD, "anyio/_backends/_asyncio.py:WorkerThread.run",
              "python3.11/queue.py:Queue.get", "python3.11/threading.py:Condition.wait"),
@@ -100,6 +110,27 @@ def stack(*frames: str) -> Stack:
             ("vllm/v1/engine/core.py:EngineCoreProc.run_engine_core",
              "vllm/v1/worker/gpu_model_runner.py:GPUModelRunner.capture_model"),
             "graph_capture", "vllm",
+        ),
+        # vLLM 0.32 on a CPU: a worker with nothing to do, its core that waits for it, a step
+        (
+            ("vllm/v1/executor/multiproc_executor.py:WorkerProc.worker_busy_loop", *MESSAGE,
+             "vllm/distributed/device_communicators/shm_broadcast.py:SpinCondition.wait",
+             "zmq/sugar/poll.py:Poller.poll"),
+            "idle", "",
+        ),
+        (
+            ("vllm/v1/engine/core.py:EngineCore.step",
+             "vllm/v1/executor/multiproc_executor.py:FutureWrapper._wait_for_response",
+             "vllm/v1/executor/multiproc_executor.py:MultiprocExecutor.collective_rpc.<locals>"
+             ".get_response", *MESSAGE, "vllm/distributed/utils.py:sched_yield"),
+            "idle", "",
+        ),
+        (
+            ("vllm/v1/worker/gpu_model_runner.py:GPUModelRunner._model_forward",
+             "vllm/compilation/decorators.py:_support_torch_compile.<locals>.__call__",
+             "vllm/model_executor/models/llama.py:LlamaModel.forward",
+             "vllm/ir/ops/layernorm.py:fused_add_rms_norm"),
+            "generate", "vllm",
         ),
         (("vllm/v1/engine/core.py:run", "torch/cuda/__init__.py:_lazy_init"), "device", "torch"),
         (

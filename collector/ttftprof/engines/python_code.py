@@ -59,7 +59,7 @@ def _row(category: str, module: str, function: str = "") -> Row:
     return Row(category, re.compile(module), re.compile(function) if function else None)
 
 
-# Read in order for each frame. Names as of torch 2.13, transformers 5, vLLM 0.19 and SGLang 0.5;
+# Read in order for each frame. Names as of torch 2.13, transformers 5, vLLM 0.32 and SGLang 0.5;
 # most of them are years old.
 ROWS: tuple[Row, ...] = (
     _row("imports", r"<frozen importlib|<frozen zipimport>|python3[^/]*/(importlib|zipimport)"),
@@ -92,6 +92,7 @@ ROWS: tuple[Row, ...] = (
     _row(
         "model_build", r"transformers/modeling_utils\.py", r".*(__init__|init_weights|post_init)$"
     ),
+    _row("model_build", r"vllm/model_executor/(models|layers)/", r".*__init__$"),
     _row("weights", r"safetensors/|torch/serialization\.py|gguf/|runai_model_streamer/"),
     _row("weights", r"transformers/(modeling_utils|core_model_loading|modeling_gguf|conversion_m)"),
     _row("weights", r"accelerate/(utils/modeling|big_modeling|hooks)"),
@@ -103,6 +104,7 @@ ROWS: tuple[Row, ...] = (
     _row("hub", r"transformers/models/auto/configuration_auto"),
     _row("generate", r"transformers/generation/", r"(?!.*from_pretrained)"),
     _row("generate", r"(torch/nn/modules|transformers/models)/", r".*(forward|_call_impl)$"),
+    _row("generate", r"vllm/(model_executor/(models|layers)|ir/ops)/", r"(?!<module>)"),
     _row("generate", r"vllm/v1/(worker|sample|executor)/", r".*(execute_model|sample)"),
     _row("generate", r"sglang/srt/(model_executor|managers)/", r".*(forward|run_batch)"),
     _row("generate", r"(llama_cpp|ctransformers|exllamav2|exllamav3)/"),
@@ -115,6 +117,8 @@ ROWS: tuple[Row, ...] = (
 _WAITS = re.compile(
     r"python3[^/]*/(threading|queue|selectors|socket|multiprocessing/(connection|queues|popen_\w+))"
     r"\.py|(zmq|uvloop)/"
+    # vLLM 0.32: its processes spin, then poll, for a message in memory that they share.
+    r"|vllm/distributed/(device_communicators/shm_broadcast|utils)\.py|python3[^/]*/contextlib\.py"
 )
 _LOOPS: tuple[Row, ...] = (
     _row(IDLE, r"python3[^/]*/concurrent/futures/(thread|process)\.py", r".*_worker|.*\.run$"),
@@ -125,7 +129,9 @@ _LOOPS: tuple[Row, ...] = (
     _row(IDLE, r"transformers/cli/serving/", r".*\._?run$"),
     _row(IDLE, r"torch/_inductor/compile_worker/"),
     _row(
-        IDLE, r"vllm/v1/(engine|executor)/", r".*(busy_loop|process_input|process_output|monitor)"
+        IDLE,
+        r"vllm/v1/(engine|executor)/",
+        r".*(busy_loop|process_input|process_output|monitor|get_response)",
     ),
     _row(IDLE, r"sglang/srt/managers/", r".*(event_loop|recv)"),
 )
@@ -160,8 +166,8 @@ def _is_idle(stack: Stack) -> bool:
         return waits
     if _first(_LOOPS, callers[0]) is None:
         return False
-    # A pool's worker takes its work in C: the loop itself is the innermost frame.
-    return waits or callers[0][1].rsplit(".", 1)[-1] in ("_worker", "_run_once")
+    # A pool's worker and uvloop take their work in C: the loop itself is the innermost frame.
+    return waits or callers[0][1] in ("_worker", "BaseEventLoop._run_once", "Runner.run")
 
 
 def _without_waits(stack: Stack) -> Iterator[Frame]:
