@@ -39,7 +39,7 @@ from ttftprof.model import (
 from ttftprof.phases import Served, Started, StartUp
 from ttftprof.recording import Reader
 from ttftprof.reports import scale
-from ttftprof.timeline import FileFacts, Timeline, build, split_by
+from ttftprof.timeline import Exchange, FileFacts, Timeline, build, split_by
 from ttftprof.tracks import tracks_of
 
 
@@ -262,9 +262,18 @@ def _request_notes(timeline: Timeline, served: Served) -> list[str]:
     notes = list(dict.fromkeys([*served.front.notes, *(served.back.notes if served.back else ())]))
     if served.front.status is not None and served.front.status >= 400:
         notes.append(f"answered with HTTP status {served.front.status}")
+    if served.front.outcome == "cancelled" and _ended_before(timeline, served.front):
+        notes.append("the server's process ended before it had answered")
     if served.front.start_ns <= timeline.armed_ns:
         notes.append("it began before recording did: it waited at least this long")
     return notes
+
+
+def _ended_before(timeline: Timeline, exchange: Exchange) -> bool:
+    """Whether the server ended, and its sockets only with it: a client's hanging up comes first."""
+    end_ns = exchange.end_ns if exchange.end_ns is not None else timeline.end_ns
+    server = timeline.process_at(exchange.tgid, exchange.start_ns)
+    return server is not None and server.exit_ns is not None and server.exit_ns <= end_ns
 
 
 def _judged(

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from ttftprof.errors import TargetError
 from ttftprof.plain import plain
+from ttftprof.sources.conmon import contained
 from ttftprof.sources.processes import (
     PROC,
     ProcessFacts,
@@ -172,7 +173,8 @@ _CONTAINER_ID = re.compile(r"[0-9a-f]{8,64}")
 def by_container(name: str, docker: Path = Path("/var/lib/docker/containers")) -> Target:
     """All processes of a container, by its id (8 digits or more) or its name.
 
-    Names are known of Docker's, and of those that LXC and systemd-nspawn give a control group.
+    Names are known of Docker's, of Podman's while they run, and of those that LXC and
+    systemd-nspawn give a control group.
     """
     identity = _container_id(name, docker) or name
     named = {identity, f"lxc.payload.{identity}", f"machine-{identity}.scope"} - {""}
@@ -180,6 +182,14 @@ def by_container(name: str, docker: Path = Path("/var/lib/docker/containers")) -
     found = _in_cgroup(
         lambda path: any(part in named or (is_id and identity in part) for part in path.split("/"))
     )
+    if not found:
+        watched = contained(name)
+        if len(watched) > 1:
+            raise TargetError(
+                f"{len(watched)} containers match {name!r}: {', '.join(sorted(watched))}",
+                "give the id of one",
+            )
+        found = set().union(*watched.values())
     if not found:
         raise TargetError(
             f"no running process belongs to the container {name!r}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -20,7 +21,8 @@ from kernel.support import recording, start_recording
 from ttftprof.analysis import analyse
 from ttftprof.kernel import session
 from ttftprof.kernel.session import ProbeSession, Settings
-from workloads.cache import make_model
+from ttftprof.recording import Reader
+from workloads.cache import drop_cache, make_model
 from workloads.counted import started
 
 pytestmark = pytest.mark.kernel
@@ -101,6 +103,114 @@ def test_a_filter_that_forbids_bpf_is_named(tmp_path: Path) -> None:
     assert run(*looked, cwd=tmp_path, before=forbid_bpf).returncode == 0
 
 
+# -- the target -------------------------------------------------------------------------------
+
+DYING = """
+import os, signal, socket
+with socket.create_server(("127.0.0.1", 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    client = server.accept()[0]
+    client.recv(65536)
+    client.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Type: text/event-stream\\r\\n"
+                   b"Transfer-Encoding: chunked\\r\\n\\r\\n")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+REQUEST = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 27\r\n\r\n" + b'{"model":"m","stream":true}'
+)
+
+
+def test_a_server_that_is_killed_as_it_answers_leaves_what_was_seen(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", DYING], stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout
+        port = int(server.stdout.readline())
+        seen = start_recording(tmp_path / "a.ttft", "--pid", str(server.pid))
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(REQUEST)
+            assert client.recv(65536)
+            server.wait(TIMEOUT_S)
+        assert seen.process.wait(TIMEOUT_S) == 0
+        seen.stop()
+    report = seen.report()
+    (request,) = report.requests
+    assert (report.complete, report.ended_because) == (True, "the target exited")
+    assert (request.model, request.outcome, request.ttft_ns) == ("m", "cancelled", None)
+    assert "the server's process ended before it had answered" in request.notes
+    assert sum(request.phase_totals().values()) > 0
+
+
+# A header that claims 2^63 - 1 tensors, and one that claims to be as long.
+HOSTILE_WEIGHTS = {
+    "a.gguf": b"GGUF\x03\0\0\0" + b"\xff" * 7 + b"\x7f" + b"\xff" * 4096,
+    "b.safetensors": b"\xff" * 7 + b"\x7f{" + b'"a":' * 1000,
+}
+# `ttftprof`, which tells at its end what it opened.
+AUDITED = """
+import atexit, sys
+opened = []
+def note(event, arguments):
+    if event == "open" and isinstance(arguments[0], (str, bytes)):
+        opened.append(str(arguments[0]))
+sys.addaudithook(note)
+from ttftprof.cli import main
+atexit.register(lambda: open("opened", "w").write("\\n".join(opened)))
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("loader", ["libbpf", "proc"])
+def test_no_byte_of_weights_is_read_whatever_their_headers_claim(
+    tmp_path: Path, loader: str
+) -> None:
+    """Not by a recording, nor by its report: so there is no header that could harm it."""
+    for name, header in HOSTILE_WEIGHTS.items():
+        (tmp_path / name).write_bytes(header.ljust(2 << 20, b"\xff"))
+    load = "exec 3<a.gguf 4<b.safetensors; sleep 0.3; cat <&3 >&2; cat <&4 >&2; sleep 0.3"
+    asked = (
+        "record",
+        "--loader",
+        loader,
+        "-q",
+        "-o",
+        "a.ttft",
+        "--",
+        "sh",
+        "-c",
+        f"({load}) 2>/dev/null",
+    )
+    assert run(*asked, cwd=tmp_path, program=AUDITED).returncode == 0
+    opened = (tmp_path / "opened").read_text().splitlines()
+    assert any(path.endswith("a.ttft") for path in opened)
+    assert run("report", "a.ttft", cwd=tmp_path, program=AUDITED).returncode == 0
+    opened += (tmp_path / "opened").read_text().splitlines()
+    assert not [path for path in opened if path.endswith(tuple(HOSTILE_WEIGHTS))]
+    with Reader(tmp_path / "a.ttft") as reader:
+        followed = {Path(fact["path"]).name for _, fact in reader.facts("file")}
+    assert followed >= set(HOSTILE_WEIGHTS)
+
+
+WITHOUT_PY_SPY = """
+import sys
+import ttftprof.sources.python_stacks as stacks
+from ttftprof.cli import main
+stacks.find_py_spy = lambda: None
+main(sys.argv[1:])
+"""
+
+
+def test_without_py_spy_all_else_is_recorded(tmp_path: Path) -> None:
+    asked = ("record", "-q", "-o", "a.ttft", "--", sys.executable, "-c", "pass")
+    done = run(*asked, cwd=tmp_path, program=WITHOUT_PY_SPY)
+    assert done.returncode == 0, done.stderr
+    report = analyse(tmp_path / "a.ttft")
+    stacks = next(s for s in report.sources if s.name == "python_stacks")
+    assert (report.complete, stacks.state) == (True, "absent")
+    assert "pip install py-spy" in stacks.reason
+
+
 # -- probes -----------------------------------------------------------------------------------
 
 
@@ -145,6 +255,59 @@ def test_its_helpers_may_be_killed(tmp_path: Path, model: Path) -> None:
         assert seen.process.poll() is None
         assert seen.stop() == 0, seen.output
     assert seen.report().complete
+
+
+# -- containers -------------------------------------------------------------------------------
+
+# What Podman's monitor is to us: a process of this name, whose command line tells of its child. The
+# child has what a rootless container has: namespaces of users, processes and mounts, no root.
+MONITOR = """
+import subprocess, sys
+open("/proc/self/comm", "w").write("conmon")
+unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount", "--mount-proc"]
+load = "echo $$; read go; cat \\"$0\\" > /dev/null; read end"
+subprocess.run([*unshare, "sh", "-c", load, sys.argv[-1]])
+"""
+CONTAINER_ID = "7a8b9c0d" * 8
+
+
+def test_a_rootless_container_is_recorded_from_outside(tmp_path: Path) -> None:
+    """By the name that its monitor has; the file is the one that the container sees."""
+    weights = make_model(tmp_path / "in the box.gguf", 4 << 20)
+    monitor = tmp_path / "monitor.py"
+    monitor.write_text(MONITOR)
+    open_to_all(weights)
+    words = ("-c", CONTAINER_ID, "-n", "ttft-box", str(weights))
+    with subprocess.Popen(
+        [sys.executable, "-I", str(monitor), *words],
+        user=NOBODY, group=NOBODY, extra_groups=[],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as box:  # fmt: skip
+        assert box.stdin
+        assert box.stdout
+        assert box.stdout.readline() == "1\n"  # of a process namespace
+        drop_cache(weights)
+        with recording(tmp_path / "a.ttft", "--container", "ttft-box") as seen:
+            box.stdin.write("go\n")
+            box.stdin.flush()
+            time.sleep(0.5)
+        box.communicate("end\n")
+    with seen.reader() as reader:
+        facts = {f["path"]: f for _, f in reader.facts("file")}
+        rows = reader.stream("files")
+        lives = {f["comm"] for _, f in reader.facts("process")}
+    assert facts[str(weights)]["size_bytes"] == 4 << 20
+    read = rows[rows["ino"] == weights.stat().st_ino][-1]
+    assert int(read["added_pages"]) * os.sysconf("SC_PAGE_SIZE") == 4 << 20
+    assert "cat" in lives
+
+
+def open_to_all(path: Path) -> None:
+    """A file, and its folders below that of all temporary ones, to be found by anyone."""
+    path.chmod(0o644)
+    for folder in path.parents:
+        if folder.stat().st_uid == 0 and "pytest" in str(folder):
+            folder.chmod(0o755)
 
 
 # -- processors -------------------------------------------------------------------------------

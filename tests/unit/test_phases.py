@@ -913,6 +913,15 @@ def test_a_client_that_hangs_up_in_the_load() -> None:
     assert request.switched
 
 
+@pytest.mark.parametrize(("exited", "told"), [(299, True), (301, False)])
+def test_a_server_that_dies_is_told_from_a_client_that_hangs_up(exited: float, told: bool) -> None:
+    """Its sockets are closed after it ended; one whose client left may end right after, too."""
+    scene = launched(ended(two_models())).exited(FRONT, exited)
+    request = scene.request(FRONT, 100, end=300, outcome="cancelled").only_request()
+    assert ("the server's process ended before it had answered" in request.notes) == told
+    assert "connection was closed" in request.verdict.explanation
+
+
 @pytest.mark.parametrize(
     ("left", "phase", "since"),
     [(180, "launch", 163), (520, "init", 500), (565, "ready_gap", 560)],

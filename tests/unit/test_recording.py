@@ -40,6 +40,7 @@ from ttftprof.recording import (
 
 NOBODY = 65534
 FLIPS = 400
+LOG_FLIPS = 40
 MEMORY_BOUND_BYTES = 64 << 20
 
 Contents = dict[str, Any]
@@ -601,7 +602,7 @@ def test_flipped_bits_in_a_leftover_log_are_survived(tmp_path: Path) -> None:
     copy = tmp_path / "copy" / "a.ttft"
     copy.parent.mkdir()
     generator = random.Random(11)
-    for _ in range(40):
+    for _ in range(LOG_FLIPS):
         for leftover in copy.parent.iterdir():
             leftover.unlink()
         shutil.copyfile(origin, copy)

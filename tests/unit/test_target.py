@@ -19,6 +19,7 @@ import pytest
 
 from ttftprof import target as targets
 from ttftprof.errors import TargetError
+from ttftprof.sources.conmon import contained
 from ttftprof.sources.processes import ProcessFacts
 from ttftprof.target import describe
 
@@ -240,6 +241,39 @@ def test_a_container_of_no_such_name_is_not_guessed(
     with pytest.raises(TargetError) as error:
         targets.by_container(name, tmp_path)
     refusal(error)
+
+
+def watched_over(proc: Path, monitor: int, *words: str, comm: str = "conmon") -> None:
+    """/proc of a process with a child, as Podman's conmon has the container's first process."""
+    for pid, name, parent in ((monitor, comm, 1), (monitor + 1, "llama-server", monitor)):
+        (proc / str(pid)).mkdir()
+        fields = f"S {parent} " + "0 " * 30
+        (proc / str(pid) / "stat").write_text(f"{pid} ({name}) {fields}")
+    (proc / str(monitor) / "cmdline").write_bytes("\0".join(["/usr/bin/conmon", *words]).encode())
+
+
+def test_a_container_of_podmans_by_what_its_monitor_says(tmp_path: Path) -> None:
+    """A rootless one on version 1 has no control group of its own."""
+    watched_over(tmp_path, 20, "--api-version", "1", "-c", ID, "-u", ID, "-r", "crun", "-n", "llm")
+    watched_over(tmp_path, 30, "-c", "0" * 64, "-n", "other")
+    watched_over(tmp_path, 40, "-c", "1" * 64, "-n", "llm", comm="impostor")
+    for name in ("llm", ID, ID[:12]):
+        assert contained(name, tmp_path) == {ID: {21}}
+    for name in ("", "ll", ID[:7], "conmon"):
+        assert contained(name, tmp_path) == {}
+
+
+def test_two_users_may_have_containers_of_one_name(
+    processes: dict[int, ProcessFacts], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched_over(tmp_path, 20, "-c", ID, "-n", "llm")
+    watched_over(tmp_path, 30, "-c", "0" * 64, "-n", "llm")
+    monkeypatch.setattr(targets, "contained", lambda name: contained(name, tmp_path))
+    processes[21] = process(21, "/")
+    with pytest.raises(TargetError) as error:
+        targets.by_container("llm", tmp_path / "none")
+    assert ID in refusal(error)
+    assert targets.by_container(ID[:12], tmp_path / "none").roots == (21,)
 
 
 def test_unreadable_docker_configurations_are_passed_over(

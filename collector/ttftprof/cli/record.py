@@ -52,7 +52,7 @@ _TARGET_OPTIONS = (
     click.option("--port", type=int, help="Record the server that listens on this TCP port."),
     click.option("--name", help="Record the server with this process name."),
     click.option("--unit", help="Record the processes of this systemd unit."),
-    click.option("--container", help="Record the processes of this container (id or Docker name)."),
+    click.option("--container", help="Record the processes of this container (id or name)."),
     click.option("--cgroup", help="Record the processes of this control group."),
     click.argument("command_line", nargs=-1, type=click.UNPROCESSED),
 )

@@ -70,7 +70,7 @@ _UNANSWERED = {
     "ok": "The answer held no text, so there is no first token to explain.",
     "error": "The server answered with an error: there is no first token to explain.",
     "timeout": "The client gave up before the first token.",
-    "cancelled": "The client hung up before the first token.",
+    "cancelled": "The connection was closed before the first token.",
     "incomplete": "Recording ended before the first token was seen.",
 }
 
