@@ -67,7 +67,7 @@ BAD_INPUT = (
     ),
     Row(
         "ELF files of a hostile target, cut and damaged",
-        "no exception; only offsets inside of the file",
+        "no exception, and no symbol but those that were asked for",
         (
             "unit/libraries.a_library_cut_short_does_no_harm",
             "unit/libraries.a_damaged_library_does_no_harm",
@@ -174,6 +174,7 @@ FAULTS = (
         "no phase changes, the report says when and how much",
         (
             "kernel/chaos.a_suspend_and_a_set_clock_are_told_and_cost_nothing",
+            "vm/network.a_wall_clock_that_was_set_is_told",
             "unit/clock.a_suspend_is_told_from_a_set_wall_clock",
             "unit/analysis.what_happened_to_the_machines_clocks_is_told_and_changes_no_phase",
         ),
@@ -216,6 +217,11 @@ PRIVILEGE = (
         "It is started setuid or setgid",
         "it refuses to do anything",
         ("kernel/chaos.with_borrowed_rights_it_does_nothing",),
+    ),
+    Row(
+        "Names and paths that a shell would take for commands",
+        "no shell is started",
+        ("unit/no_shell.no_shell_is_started",),
     ),
     Row(
         "Links that another user planted where it writes",

@@ -435,3 +435,11 @@ def test_a_server_gone_silent_leaves_reads_unanswered() -> None:
     assert waits.reason[last] == Wait.STORAGE
     assert (waits.dev[last], waits.ino[last]) == file.key
     assert waits.end_ns[last] - waits.start_ns[last] > 1_000_000_000
+
+
+def test_a_wall_clock_that_was_set_is_told() -> None:
+    """By guest.py, while the server was silent."""
+    told = [n for n in analyse(RESULTS / "hang.ttft").notes if "wall clock" in n]
+    assert len(told) == 1
+    assert "set forward by 3600 s" in told[0]
+    assert "suspended" not in told[0]
