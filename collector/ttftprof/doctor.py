@@ -88,7 +88,7 @@ class Diagnosis:
 
     @property
     def obstacles(self) -> tuple[str, ...]:
-        """Names of what keeps `record` from working."""
+        """Names of what keeps `record` from using its probes."""
         return tuple(k.name for k in self.checks if k.required and k.state == MISSING)
 
     @property
@@ -99,7 +99,10 @@ class Diagnosis:
     def verdict(self) -> str:
         """One sentence: whether `record` works here, and what a recording will lack."""
         if self.obstacles:
-            return f"`ttftprof record` cannot work here: {', '.join(self.obstacles)}."
+            return (
+                f"`ttftprof record` can use no probes here: {', '.join(self.obstacles)}. "
+                f"`{self._without_probes}` looks at /proc instead, which shows less."
+            )
         lacking = [k.name for k in self.checks if k.state == MISSING]
         partly = [k.name for k in self.checks if k.state == DEGRADED]
         if not lacking and not partly:
@@ -110,6 +113,12 @@ class Diagnosis:
         if partly:
             words.append(f"In part: {', '.join(partly)}.")
         return " ".join(words)
+
+    @property
+    def _without_probes(self) -> str:
+        """What records here; what is asked before anything is touched makes it go on by itself."""
+        asked = set(self.obstacles) <= {"root", "process ids"}
+        return "ttftprof record" if asked else "ttftprof record --loader proc"
 
     def as_json(self) -> dict[str, Any]:
         """`ttftprof.doctor/1`."""
@@ -195,7 +204,7 @@ def check_privileges(machine: Machine) -> Check:
             "root",
             MISSING,
             f"user id {machine.euid}",
-            "the kernel lets nobody else load probes; only reports can be made",
+            "the kernel lets nobody else load probes",
             f"sudo {shlex.join(own_command())}",
             required=True,
         )

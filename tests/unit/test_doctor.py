@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -510,7 +511,9 @@ def test_the_verdict_says_whether_it_will_work() -> None:
     assert lame.verdict.endswith("will work here. Missing: tracefs. In part: GPU.")
     dead = Diagnosis((GOOD, POOR, FATAL))
     assert not dead.can_record
-    assert dead.verdict.endswith("cannot work here: root.")
+    assert "can use no probes here: root. `ttftprof record` looks at /proc" in dead.verdict
+    old = Diagnosis((GOOD, replace(FATAL, name="kernel")))
+    assert "`ttftprof record --loader proc` looks at /proc" in old.verdict
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
@@ -526,7 +529,7 @@ def test_the_table_fits_and_is_plain_when_piped(
     assert "\x1b" not in out.getvalue()
     assert lines == [line.rstrip() for line in lines]
     assert "AMD [gfx]" in out.getvalue()
-    assert lines[-1].endswith("root.")
+    assert lines[-1].endswith("shows less.")
 
 
 def run_doctor(*arguments: str, user: int | None = None) -> subprocess.CompletedProcess[str]:
@@ -569,5 +572,5 @@ def test_without_root_the_doctor_still_examines_everything() -> None:
     done = run_doctor(user=NOBODY)
     assert done.returncode == 5
     assert not done.stderr
-    assert "cannot work here: root" in done.stdout
+    assert "can use no probes here: root" in done.stdout.replace("\n", " ")
     assert "sudo" in done.stdout

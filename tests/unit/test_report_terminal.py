@@ -155,6 +155,13 @@ def test_no_request_says_what_to_do() -> None:
     assert "ttftprof record" in text
 
 
+def test_without_probes_the_relay_is_the_way_to_requests() -> None:
+    sources = (SourceState("sockets", "absent", "no probes"), SourceState("files", "degraded", "x"))
+    text = shown(replace(samples.empty(), sources=sources))
+    assert "Sources that worked: nothing; in part: files." in text
+    assert "--relay PORT" in text
+
+
 def test_sources_for_file_systems_that_no_file_lay_on_did_not_work_for_this() -> None:
     sources = (
         SourceState("files", "ok"),

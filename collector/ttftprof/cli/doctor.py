@@ -32,7 +32,7 @@ _STYLES = {OK: "green", DEGRADED: "yellow", MISSING: "red"}
 def command(form: str, cost: bool) -> int:
     """Say what this machine allows, what each missing thing costs, and how to get it.
 
-    Nothing is changed. Exit code 0 if `record` can work here, 5 if not.
+    Nothing is changed. Exit code 0 if `record` can use its probes here, 5 if not.
     """
     if cost:
         _print_costs(form)

@@ -187,15 +187,21 @@ def _header(report: Report) -> str:
 
 def _print_nothing_seen(page: Page, report: Report) -> None:
     working = [source.name for source in report.sources if source.had_work]
+    partly = [source.name for source in report.sources if source.state == "degraded"]
     seen = ", ".join(map(plain, working)) or "nothing"
+    in_part = f"; in part: {', '.join(map(plain, partly))}" if partly else ""
     page.add_text("no request for text was seen", indent=2)
-    page.add_text(f"Sources that worked: {seen}.", indent=2)
+    page.add_text(f"Sources that worked: {seen}{in_part}.", indent=2)
+    are_requests_seen = all(s.state != "absent" for s in report.sources if s.name == "sockets")
     page.add_text(
         "Start `sudo ttftprof record` first, then send one request to the model you switch to, "
         "over plain HTTP to the server that was named; stop after its first token. "
-        "`ttftprof dump` shows every fact of this recording.",
+        if are_requests_seen
+        else "Sockets were not watched: record as root, or with `--relay PORT`, to which the "
+        "client then sends. ",
         indent=2,
     )
+    page.add_text("`ttftprof dump` shows every fact of this recording.", indent=2)
 
 
 def _own_cost(report: Report) -> str:
