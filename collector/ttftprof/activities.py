@@ -25,7 +25,9 @@ from ttftprof.engines.driver_calls import WAIT
 from ttftprof.events import CpuMode, Wait
 from ttftprof.gpu_facts import DriverSpan
 from ttftprof.model import ACTIVITIES, Activities
-from ttftprof.timeline import FOREVER, Ints, Timeline, Waits
+from ttftprof.threads import FOREVER, ProcessWaits
+from ttftprof.timeline import Timeline
+from ttftprof.windows import Ints
 
 Codes = npt.NDArray[np.uint8]  # positions in ACTIVITIES
 
@@ -56,6 +58,7 @@ _CODE_OF_LABEL = np.array(
     np.uint8,
 )
 _RUNS = np.array([*(ACTIVITY_OF_WAIT[wait] == "cpu" for wait in Wait), False, False, True])
+_NO_STAMPS = np.empty(0, np.uint64)
 _MOST_PARTS = len(ACTIVITIES)  # of one snapshot: each activity once
 
 
@@ -77,10 +80,8 @@ def process_activities(
     """
     if end_ns <= start_ns:
         return Activities.none()
-    threads = [
-        w for w in timeline.waits.get(tgid, ()) if w.born_ns < end_ns and w.dead_ns > start_ns
-    ]
-    if not threads:
+    threads = timeline.threads.waits_of(tgid, start_ns, end_ns)
+    if not threads.lives:
         return _joined(np.array([start_ns]), np.array([end_ns]), np.array([_UNKNOWN], np.uint8))
     under_way = timeline.gpu.during(tgid, start_ns, end_ns)
     copying = [c for c in under_way if c.to_device]
@@ -110,37 +111,11 @@ def while_idle(mine: Activities, others: Activities) -> Activities:
 
 def cpu_wait_ns(timeline: Timeline, tgid: int, start_ns: int, end_ns: int) -> int:
     """How long threads of a process were ready to run and did not, summed over threads."""
-    return timeline.derived(_ready_times, tgid).between(start_ns, end_ns)
-
-
-def _ready_times(timeline: Timeline, tgid: int) -> _Times:
-    threads = timeline.waits.get(tgid, ())
-    ready = [thread.reason == Wait.RUNNABLE for thread in threads]
-    nothing = np.empty(0, np.int64)
-    begins = [t.start_ns[own] for t, own in zip(threads, ready, strict=True)]
-    ends = [t.end_ns[own] for t, own in zip(threads, ready, strict=True)]
-    return _Times(np.concatenate([nothing, *begins]), np.concatenate([nothing, *ends]))
-
-
-class _Times:
-    """How long intervals, which may overlap, lasted together by any moment."""
-
-    def __init__(self, begin_ns: Ints, end_ns: Ints) -> None:
-        # An interval counts t - begin from its begin on, and t - end less from its end on.
-        self._edges = [(np.sort(stamps), _sums(np.sort(stamps))) for stamps in (begin_ns, end_ns)]
-
-    def between(self, start_ns: int, end_ns: int) -> int:
-        at = np.array([start_ns, end_ns], np.int64)
-        begun, ended = (
-            at * (number := np.searchsorted(stamps, at)) - sums[number]
-            for stamps, sums in self._edges
-        )
-        return max(int(np.diff(begun - ended)[0]), 0)
-
-
-def _sums(values: Ints) -> Ints:
-    """Sum of the values before each, and of all; what exceeds 64 bits cancels in a difference."""
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(values)])
+    threads = timeline.threads.waits_of(tgid, start_ns, end_ns)
+    ready = threads.reason == Wait.RUNNABLE
+    begin = np.maximum(threads.start_ns[ready], start_ns)
+    end = np.minimum(threads.end_ns[ready], end_ns)
+    return int(np.maximum(end - begin, 0).sum())
 
 
 def merged(pieces: Iterable[Activities]) -> Activities:
@@ -166,7 +141,7 @@ def _joined(start_ns: Ints, end_ns: Ints, code: Codes) -> Activities:
 
 
 def _label(
-    threads: Sequence[Waits],
+    threads: ProcessWaits,
     calls: Mapping[int, Sequence[DriverSpan]],
     start_ns: int,
     end_ns: int,
@@ -185,8 +160,8 @@ def _label(
         codes = np.where(levels[wait][keep] > 0, wait, codes)
     codes = np.where((codes == _COPYING) & (running[keep] > 0), _COPYING_AND_RUNNING, codes)
     gaps = np.flatnonzero(codes < 0)
-    codes[gaps] = _next_wake_reason(threads, edges[gaps + 1])
-    codes[edges[:-1] < min(t.born_ns for t in threads)] = Wait.OTHER  # nobody was there to wait
+    codes[gaps] = _wake_reasons(threads, edges[gaps], edges[gaps + 1])
+    codes[edges[:-1] < threads.born_ns.min()] = Wait.OTHER  # nobody was there to wait
     return edges, codes.astype(np.int64)
 
 
@@ -202,77 +177,61 @@ def _clip(edges: Ints, start_ns: int, end_ns: int) -> tuple[Ints, npt.NDArray[np
 
 
 def _changes(
-    threads: Sequence[Waits],
+    threads: ProcessWaits,
     calls: Mapping[int, Sequence[DriverSpan]],
     start_ns: int,
     end_ns: int,
 ) -> _Changes:
-    stamps: list[Ints] = []
-    running: list[Ints] = []
-    reasons: list[Ints] = []
-    signs: list[Ints] = []
-
-    def add(ns: Ints, by: int, reason: npt.NDArray[np.uint16] | None, sign: int) -> None:
-        stamps.append(ns)
-        running.append(np.full(len(ns), by, np.int64))
-        reasons.append(
-            np.full(len(ns), -1, np.int64) if reason is None else reason.astype(np.int64)
-        )
-        signs.append(np.full(len(ns), sign, np.int64))
-
-    add(np.zeros(1, np.int64), 0, None, 0)  # before the first is born, nobody runs
-    for thread in threads:
-        alive = np.array([max(min(thread.born_ns, end_ns), 0)], np.int64)
-        add(alive, 1, None, 0)
-        if thread.dead_ns != FOREVER:
-            add(np.array([thread.dead_ns], np.int64), -1, None, 0)
-        inside = slice(
-            int(np.searchsorted(thread.latest_end_ns, start_ns, side="right")),
-            int(np.searchsorted(thread.start_ns, end_ns, side="left")),
-        )
-        slept = thread.reason[inside] != Wait.RUNNABLE
-        slept &= thread.end_ns[inside] > start_ns
-        reason = thread.reason[inside][slept]
-        add(thread.start_ns[inside][slept], -1, reason, 1)
-        add(np.minimum(thread.end_ns[inside][slept], thread.dead_ns), 1, reason, -1)
-    for code, own in calls.items():
-        inside_of = np.full(len(own), code, np.uint16)
-        add(np.array([c.start_ns for c in own], np.int64), 0, inside_of, 1)
-        add(np.array([c.end_ns for c in own], np.int64), 0, inside_of, -1)
-    why, sign = np.concatenate(reasons), np.concatenate(signs)
+    slept = (threads.reason != Wait.RUNNABLE) & (threads.end_ns > start_ns)
+    reason = threads.reason[slept].astype(np.int64)
+    dead_ns = threads.dead_ns[threads.dead_ns != FOREVER]
+    spans = [call for own in calls.values() for call in own]
+    code = np.array([code for code, own in calls.items() for _ in own], np.int64)
+    nothing = -1
+    # (when, by how many more run then, what for or nothing, whether that begins or ends)
+    parts = [
+        (np.zeros(1, np.int64), 0, nothing, 0),  # before the first is born, nobody runs
+        (np.clip(threads.born_ns, 0, end_ns), 1, nothing, 0),
+        (dead_ns, -1, nothing, 0),
+        (threads.start_ns[slept], -1, reason, 1),
+        (np.minimum(threads.end_ns, threads.dead_ns[threads.thread])[slept], 1, reason, -1),
+        (np.array([call.start_ns for call in spans], np.int64), 0, code, 1),
+        (np.array([call.end_ns for call in spans], np.int64), 0, code, -1),
+    ]
+    sizes = [len(ns) for ns, *_ in parts]
+    running = np.repeat(np.array([by for _, by, _, _ in parts], np.int64), sizes)
+    sign = np.repeat(np.array([sign for *_, sign in parts], np.int64), sizes)
+    why = np.concatenate([np.broadcast_to(what, ns.shape) for ns, _, what, _ in parts])
     of_reason = {wait: why == wait for wait in _COUNTED}
     return _Changes(
-        np.concatenate(stamps),
-        np.concatenate(running),
+        np.concatenate([ns for ns, *_ in parts]),
+        running,
         {wait: np.where(own, sign, 0) for wait, own in of_reason.items() if own.any()},
     )
 
 
-def _next_wake_reason(threads: Sequence[Waits], after: Ints) -> Ints:
-    """For each moment, why the first thread to wake at or after it had slept."""
-    if not len(after):
-        return np.empty(0, np.int64)
-    woken = [_sleeps(thread, int(after.min()), int(after.max())) for thread in threads]
-    ends = np.concatenate([t.end_ns[own] for t, own in zip(threads, woken, strict=True)])
-    reasons = np.concatenate([t.reason[own] for t, own in zip(threads, woken, strict=True)])
-    if not len(ends):
-        return np.full(len(after), int(Wait.OTHER), np.int64)
-    order = np.argsort(ends, kind="stable")
-    ends, reasons = ends[order], reasons[order].astype(np.int64)
-    where = np.searchsorted(ends, after, side="left")
-    found = reasons[np.minimum(where, len(ends) - 1)]
-    return np.where(where < len(ends), found, int(Wait.OTHER)).astype(np.int64)
-
-
-def _sleeps(thread: Waits, first_ns: int, last_ns: int) -> npt.NDArray[np.intp]:
-    """The waits that ended in [first, last], and the next one after. Being preempted is no sleep:
-    such a thread was counted as running."""
-    if thread.latest_end_ns is not thread.end_ns:
-        return np.flatnonzero(thread.reason != Wait.RUNNABLE)
-    begin, end = np.searchsorted(thread.end_ns, [first_ns, last_ns]).tolist()
-    within = begin + np.flatnonzero(thread.reason[begin:end] != Wait.RUNNABLE)
-    after = next((n for n in range(end, len(thread.reason)) if thread.reason[n]), None)
-    return within if after is None else np.append(within, after)
+def _wake_reasons(threads: ProcessWaits, begin: Ints, end: Ints) -> Ints:
+    """For each time in which nobody ran, why the first thread to wake at or after its end had
+    slept. Being preempted is no sleep: such a thread was counted as running."""
+    why = np.full(len(begin), int(Wait.OTHER), np.int64)
+    slept = (threads.reason != Wait.RUNNABLE) & (threads.end_ns >= end.min(initial=FOREVER))
+    if not slept.any():
+        return why
+    order = np.argsort(threads.end_ns[slept], kind="stable")
+    # A thread that has never run slept before it was born, too.
+    at_birth = threads.start_ns <= threads.born_ns[threads.thread]
+    starts = np.where(at_birth, 0, threads.start_ns)[slept][order]
+    ends = threads.end_ns[slept][order]
+    first = np.searchsorted(ends, end)
+    sleeps = first < len(ends)
+    sleeps[sleeps] = starts[first[sleeps]] <= begin[sleeps]
+    # Where the waits of a thread overlap, or all threads had ended: the first that slept by then.
+    for gap in np.flatnonzero(~sleeps).tolist():
+        later = np.flatnonzero(starts[first[gap] :] <= begin[gap])
+        if len(later):
+            first[gap], sleeps[gap] = first[gap] + later[0], True
+    why[sleeps] = threads.reason[slept][order][first[sleeps]]
+    return why
 
 
 class _Shares:
@@ -280,12 +239,13 @@ class _Shares:
 
     def __init__(self, timeline: Timeline, tgid: int) -> None:
         """Sums the growth of all threads' counters at each snapshot."""
-        rows = timeline.thread_rows.get(tgid)
+        threads = timeline.thread_rows.get(tgid, ())
         width = len(CpuMode) + len(Wait) + 1
-        stamps = np.empty(0, np.int64) if rows is None else np.unique(rows["ns"].astype(np.int64))
+        stamps = np.unique(np.concatenate([_NO_STAMPS, *(own["ns"] for own in threads)]))
+        stamps = stamps.view(np.int64)
         grown = np.zeros((len(stamps), width))
         armed_ns = timeline.armed_ns
-        for own in timeline.rows_of_threads(tgid):
+        for own in threads:
             values = np.column_stack([own["samples"], own["short_ns"], own["cpu_ns"]]).astype(float)
             first = np.zeros(width) if int(own["since_ns"][0]) > armed_ns else values[0]
             steps = np.diff(values, axis=0, prepend=first[None, :])

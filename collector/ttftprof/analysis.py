@@ -39,7 +39,7 @@ from ttftprof.model import (
 from ttftprof.phases import Served, Started, StartUp
 from ttftprof.recording import Reader
 from ttftprof.reports import scale
-from ttftprof.timeline import Exchange, FileFacts, Timeline, build, split_by
+from ttftprof.timeline import Exchange, FileFacts, Timeline, build
 from ttftprof.tracks import tracks_of
 
 
@@ -355,8 +355,8 @@ def _storage_series(timeline: Timeline, files: Sequence[FileFacts]) -> Series:
 
 def _fault_series(timeline: Timeline, counter: str, name: str) -> Series:
     columns = []
-    for rows in timeline.thread_rows.values():
-        for own in split_by(rows, "tid", "since_ns").values():
+    for threads in timeline.thread_rows.values():
+        for own in threads:
             values = own[counter].astype(np.float64)
             new = int(own["since_ns"][0]) > timeline.armed_ns
             columns.append((own["ns"], values if new else values - values[0]))

@@ -23,7 +23,8 @@ from ttftprof.phases.served import ancestors
 from ttftprof.phases.startup import idle_since_ns
 from ttftprof.reports import scale
 from ttftprof.storage import counted
-from ttftprof.timeline import FOREVER, Process, Timeline
+from ttftprof.threads import FOREVER
+from ttftprof.timeline import Process, Timeline
 
 CROWDED = 0.1  # share of the time in which a thread wanted to run and had to wait for a core
 _NOTICEABLE_NS = 20_000_000

@@ -18,7 +18,8 @@ from ttftprof.gpu_memory import level
 from ttftprof.gpu_parts import Span
 from ttftprof.gpu_rows import Valid
 from ttftprof.model import GpuUse, Series
-from ttftprof.timeline import FOREVER, Timeline
+from ttftprof.threads import FOREVER
+from ttftprof.timeline import Timeline
 
 # A lane's bytes per second by PCIe generation, after line coding.
 _LANE_RATE = {1: 250e6, 2: 500e6, 3: 985e6, 4: 1969e6, 5: 3938e6, 6: 7563e6}

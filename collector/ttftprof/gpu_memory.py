@@ -14,7 +14,8 @@ import numpy as np
 from ttftprof.engines import driver_calls as known
 from ttftprof.gpu_rows import Valid
 from ttftprof.model import Evidence, Phase
-from ttftprof.timeline import Ints, Timeline
+from ttftprof.timeline import Timeline
+from ttftprof.windows import Ints
 
 _EDGE_SHARE = 0.1  # of a fall in memory, at either end, that is not yet or no longer its edge
 EDGE_BYTES = 64 << 20

@@ -16,7 +16,8 @@ from ttftprof.engines import driver_calls as known
 from ttftprof.events import DeviceFlag, Kind, duration_end
 from ttftprof.gpu_facts import CacheOpen, DriverSpan
 from ttftprof.model import ACTIVITIES, Activities, Activity, Evidence, Part, Phase
-from ttftprof.timeline import FOREVER, Ints, Timeline
+from ttftprof.threads import FOREVER
+from ttftprof.timeline import Timeline
 
 Span = tuple[int, int]
 _LOAD_PARTS = {
@@ -337,12 +338,10 @@ def transfer_evidence(timeline: Timeline, tgid: int, window: Span) -> list[Evide
 
 def _storage(timeline: Timeline, window: Span) -> Iterator[Span]:
     """When storage worked for the target."""
-    for kind in (Kind.BLOCK, Kind.REMOTE):
-        events = timeline.of_kind(kind)
-        begins: Ints = events["start_ns"].astype(np.int64)
-        ends: Ints = begins + events["duration_ns"].astype(np.int64)
-        inside = (begins < window[1]) & (ends > window[0])
-        yield from zip(begins[inside].tolist(), ends[inside].tolist(), strict=True)
+    blocks, remote = timeline.blocks.within(*window), timeline.remote
+    inside = (remote["start_ns"] < window[1]) & (remote["end_ns"] > window[0])
+    for asked in (blocks, remote[inside]):
+        yield from zip(asked["start_ns"].tolist(), asked["end_ns"].tolist(), strict=True)
 
 
 def copy_spans(timeline: Timeline, tgid: int, window: Span) -> list[Span]:

@@ -199,6 +199,19 @@ class WaitSplit:
     device_ns: int = 0
     client_ns: int = 0
 
+    @property
+    def total_ns(self) -> int:
+        return self.queue_ns + self.wire_ns + self.server_ns + self.device_ns + self.client_ns
+
+    def plus(self, other: WaitSplit) -> WaitSplit:
+        return WaitSplit(
+            queue_ns=self.queue_ns + other.queue_ns,
+            wire_ns=self.wire_ns + other.wire_ns,
+            server_ns=self.server_ns + other.server_ns,
+            device_ns=self.device_ns + other.device_ns,
+            client_ns=self.client_ns + other.client_ns,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PhaseShare:

@@ -31,15 +31,20 @@ class Fit:
 _TIMED = np.dtype([("start_ns", "<i8"), ("end_ns", "<i8"), ("got_bytes", "<i8")])
 
 
-def fit(reads: Records) -> Fit | None:
-    """The delay and rate that explain the times of some answered reads (`remote.READ`); medians,
-    so that a stray delay does not matter. None without an answered one."""
+def answered(reads: Records) -> Records:
+    """What `fit` needs of some reads (`remote.READ`): those that were answered."""
     usable = ~reads["unanswered"] & ~reads["failed"] & (reads["got_bytes"] > 0)
-    answered = np.empty(np.count_nonzero(usable), _TIMED)  # of a long recording: a quarter of it
+    found = np.empty(np.count_nonzero(usable), _TIMED)  # of a long recording: a quarter of it
+    for name in _TIMED.names or ():
+        found[name] = reads[name][usable]
+    return found
+
+
+def fit(answered: Records) -> Fit | None:
+    """The delay and rate that explain the times of some answered reads; medians, so that a stray
+    delay does not matter. None without one."""
     if not len(answered):
         return None
-    for name in _TIMED.names or ():
-        answered[name] = reads[name][usable]
     answered = np.take(answered, np.argsort(answered["start_ns"], kind="stable"))
     alone = _alone(answered)
     rate = _burst_rate(answered) or _rate_by_size(alone)

@@ -24,7 +24,8 @@ from ttftprof.engines.python_code import CATEGORIES, IDLE, OTHER, Place, place_o
 from ttftprof.events import Wait
 from ttftprof.model import Phase, PythonShare, PythonStack, PythonTime, PythonWait
 from ttftprof.python_facts import Segment, Stack
-from ttftprof.timeline import Timeline, Waits
+from ttftprof.threads import Waits
+from ttftprof.timeline import Timeline
 
 _STACKS = 500  # of a phase, the most frequent
 _PACKAGES = 3
@@ -86,14 +87,19 @@ def _time_of(
 def _looks(timeline: Timeline, parts: Iterable[tuple[Phase, int]]) -> _Looks:
     number, rate_hz, seen = 0, 1, []
     for phase, tgid in parts:
-        waits = {w.tid: w for w in timeline.waits.get(tgid, ()) if w.dead_ns > phase.start_ns}
-        for segment in timeline.python.get(tgid, ()):
+        segments = timeline.python.get(tgid, ())
+        waits = {w.tid: w for w in _waits_in(timeline, tgid, phase)} if segments else {}
+        for segment in segments:
             rate_hz = segment.rate_hz
             places = _Places(segment.stacks)
             for ns in _moments(segment, phase):
                 number += 1
                 seen += _held_up_by(_at(segment, waits, ns, places))
     return _Looks(number, rate_hz, seen)
+
+
+def _waits_in(timeline: Timeline, tgid: int, phase: Phase) -> list[Waits]:
+    return timeline.threads.waits_of(tgid, phase.start_ns, phase.end_ns).by_thread()
 
 
 def _moments(segment: Segment, phase: Phase) -> range:
@@ -202,7 +208,7 @@ def _waits(timeline: Timeline, parts: Sequence[tuple[Phase, int]]) -> Iterator[P
     for phase, tgid in parts:
         for segment in timeline.python.get(tgid, ()):
             places = _Places(segment.stacks)
-            for waits in timeline.waits.get(tgid, ()):
+            for waits in _waits_in(timeline, tgid, phase):
                 if waits.tid in segment.threads:
                     for reason, number, key, ns in _waited(waits, segment, phase):
                         place = places.of(number)

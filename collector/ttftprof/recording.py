@@ -21,11 +21,12 @@ import shutil
 import sqlite3
 import tempfile
 import time
+import weakref
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, overload
 
 import numpy as np
 
@@ -40,6 +41,8 @@ VERSION = 1
 _MAGIC = b"SQLite format 3\0"
 FOLD_EVERY_S = 5.0  # what of a killed recording is in its log alone
 COMPRESS_FROM_BYTES = 2048
+_PAGE_RECORDS = 1 << 15  # at least, of what is read part by part
+_LAST_ROW = (1 << 63) - 1
 MAX_BATCH_BYTES = 256 << 20  # more than any ring holds: no file makes a reader swell
 _MOST_COMPRESSED = 1032  # bytes out of one, at most: https://zlib.net/zlib_tech.html
 
@@ -111,6 +114,7 @@ class Facts(Protocol):
     @property
     def meta(self) -> dict[str, Any]: ...
     def stream(self, stream: str) -> Records: ...
+    def pages(self, stream: str) -> Sequence[Records]: ...
     def has_field(self, stream: str, field: str) -> bool: ...
     def facts(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]: ...
     def sources(self) -> list[Source]: ...
@@ -594,13 +598,18 @@ class Reader:
     def complete(self) -> bool:
         return bool(self.meta.get("complete", False))
 
-    def batches(self, stream: str) -> Iterator[Records]:
-        """The packed arrays of a stream, in the order they were written."""
+    def batches(
+        self, stream: str, first_row: int = 0, last_row: int = _LAST_ROW
+    ) -> Iterator[Records]:
+        """The packed arrays of a stream (or of some rows of it), in the order they were written."""
         dtype = self._layouts.get(stream)
         if dtype is None:
             return
-        query = "SELECT count, codec, data FROM batches WHERE stream = ? ORDER BY rowid"
-        for count, codec, data in self._rows(query, stream):
+        query = (
+            "SELECT count, codec, data FROM batches "
+            "WHERE stream = ? AND rowid BETWEEN ? AND ? ORDER BY rowid"
+        )
+        for count, codec, data in self._rows(query, stream, first_row, last_row):
             if not isinstance(data, bytes) or not isinstance(count, int):
                 raise self._damaged(ValueError("a batch row is malformed"))
             try:
@@ -619,6 +628,25 @@ class Reader:
             whole[at : at + len(batch)] = batch
             at += len(batch)
         return whole
+
+    def pages(self, stream: str) -> Sequence[Records]:
+        """A stream to be read part by part: some thousand records each, in the order they were
+        written. They can be read for as long as they are held, also once this is closed."""
+        return _Pages(Reader(self.path), stream)
+
+    def rows_of_pages(self, stream: str, at_least: int) -> Iterator[tuple[int, int]]:
+        """(first, last) rows of batches that hold so many records together."""
+        first, last, held = None, 0, 0
+        query = "SELECT rowid, count FROM batches WHERE stream = ? ORDER BY rowid"
+        for row, count in self._rows(query, stream):
+            if not isinstance(count, int) or count < 0:
+                raise self._damaged(ValueError("a batch row is malformed"))
+            first, last, held = (row if first is None else first), row, held + count
+            if held >= at_least:
+                yield first, last
+                first, held = None, 0
+        if first is not None:
+            yield first, last
 
     def _length(self, stream: str) -> int:
         """How many records the batches say they hold, none more than its bytes can."""
@@ -678,6 +706,27 @@ class Reader:
         self.close()
 
 
+class _Pages(Sequence[Records]):
+    """See `Reader.pages`."""
+
+    def __init__(self, reader: Reader, stream: str) -> None:
+        self._reader, self._stream = reader, stream
+        weakref.finalize(self, reader.close)
+        self._rows = list(reader.rows_of_pages(stream, _PAGE_RECORDS))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, number: int) -> Records: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Records]: ...
+    def __getitem__(self, number: int | slice) -> Records | list[Records]:
+        if isinstance(number, slice):
+            return [self[n] for n in range(*number.indices(len(self)))]
+        return np.concatenate(list(self._reader.batches(self._stream, *self._rows[number])))
+
+
 _TABLES = {"meta", "layouts", "batches", "facts", "sources", "lost"}
 # What a damaged row makes the decoding of it raise.
 _MALFORMED = (sqlite3.Error, ValueError, TypeError, KeyError, OverflowError, RecursionError)
@@ -716,7 +765,8 @@ def _leftover_logs(path: Path) -> list[Path]:
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
-    db = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)
+    # Whoever lets go of it last may do so in another thread.
+    db = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, check_same_thread=False)
     try:
         db.execute("PRAGMA trusted_schema=OFF")
         db.execute("PRAGMA cell_size_check=ON")

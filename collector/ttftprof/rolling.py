@@ -192,6 +192,9 @@ class View:
         parts = [b.records for b in self._batches if b.stream == stream]
         return np.concatenate(parts) if parts else np.empty(0, STREAMS[stream])
 
+    def pages(self, stream: str) -> list[Records]:
+        return [self.stream(stream)]
+
     def has_field(self, stream: str, field: str) -> bool:
         return field in (STREAMS[stream].names or ())
 

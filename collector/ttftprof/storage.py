@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,9 @@ from ttftprof.model import (
 )
 from ttftprof.phases import StartUp
 from ttftprof.recording import is_watched
-from ttftprof.timeline import FileFacts, Ints, Timeline
+from ttftprof.storage_requests import Traffic, Whereabouts, wait_split
+from ttftprof.timeline import FileFacts, Growth, Timeline
+from ttftprof.windows import Ints
 
 # Advice numbers of madvise(2) and posix_fadvise(2): asm-generic/mman-common.h, linux/fadvise.h.
 _MADVICE = {1: "RANDOM", 2: "SEQUENTIAL", 3: "WILLNEED", 14: "HUGEPAGE", 22: "POPULATE_READ"}
@@ -47,7 +49,8 @@ def files_of(
     """Files that cost something between two moments, the weights first, then by bytes."""
     members = set(tgids)
     weights = {file.key for file in start.shards} if start else set()
-    span = _Span(timeline, members, start_ns, end_ns, phases)
+    traffic = Traffic(timeline, start_ns, end_ns)
+    span = _Span(timeline, traffic, members, start_ns, end_ns, phases)
     candidates = {file.key: file for file in (start.shards if start else ())}
     candidates |= {file.key: file for file in _moving(timeline, start_ns, end_ns)}
     uses = [
@@ -60,10 +63,12 @@ def files_of(
 
 @dataclass(frozen=True, slots=True)
 class _Moves:
-    """When counters of files moved: from one row to the next, `file` being its place in `files`."""
+    """When counters of files moved: from one row to the next, by begin, `file` being its place in
+    `files`; `latest_end_ns`: up to each."""
 
     begin_ns: Ints
     end_ns: Ints
+    latest_end_ns: Ints
     file: npt.NDArray[np.intp]
     files: tuple[FileFacts, ...]
 
@@ -83,13 +88,17 @@ def _moves(timeline: Timeline, _: None) -> _Moves:
         moved[1:] |= values[1:] != values[:-1]
     where = np.flatnonzero(moved)
     before = np.where(first[where], where, where - 1)
-    return _Moves(ns[before], ns[where], of[where], files)
+    order = np.argsort(ns[before], kind="stable")
+    before, where = before[order], where[order]
+    return _Moves(ns[before], ns[where], np.maximum.accumulate(ns[where]), of[where], files)
 
 
 def _moving(timeline: Timeline, start_ns: int, end_ns: int) -> list[FileFacts]:
     """The files of which something moved between two moments; of others nothing can have grown."""
     moves = timeline.derived(_moves, None)
-    hit = (moves.begin_ns <= end_ns) & (moves.end_ns >= start_ns)
+    first = np.searchsorted(moves.latest_end_ns, start_ns)
+    last = np.searchsorted(moves.begin_ns, end_ns, side="right")
+    hit = first + np.flatnonzero(moves.end_ns[first:last] >= start_ns)
     return [moves.files[index] for index in np.unique(moves.file[hit])]
 
 
@@ -103,15 +112,16 @@ def _matters(
 ) -> bool:
     if start and file in start.shards:
         return True
-    came = ("added_pages", "direct_bytes", "reclaimed_pages")
-    if any(file.delta(counter, start_ns, end_ns) for counter in came):
+    grown = file.between(start_ns, end_ns)
+    if any(grown.by(counter) for counter in ("added_pages", "direct_bytes", "reclaimed_pages")):
         return True
-    return file.is_weights and file.delta("read_bytes", start_ns, end_ns) > file.size_bytes // 10
+    return file.is_weights and grown.by("read_bytes") > file.size_bytes // 10
 
 
 def _within(records: Records, start_ns: int, end_ns: int) -> Records:
-    found: Records = records[(records["start_ns"] >= start_ns) & (records["start_ns"] < end_ns)]
-    return found
+    """The events of a kind that began in [start, end)."""
+    first, last = np.searchsorted(records["start_ns"].view(np.int64), [start_ns, end_ns])
+    return records[first:last]
 
 
 def _on_file(records: Records, file: FileFacts) -> Records:
@@ -124,6 +134,7 @@ class _Span:
     """What of a recording is looked at. `models`: of the paths seen so far, by device."""
 
     timeline: Timeline
+    traffic: Traffic
     members: set[int]
     start_ns: int
     end_ns: int
@@ -143,10 +154,9 @@ def _file_use(span: _Span, file: FileFacts, is_weights: bool) -> FileUse:
     timeline, members = span.timeline, span.members
     start_ns, end_ns = span.start_ns, span.end_ns
     page = timeline.page_bytes
-    added = file.delta("added_pages", start_ns, end_ns) * page
-    direct = file.delta("direct_bytes", start_ns, end_ns)
-    read = file.delta("read_bytes", start_ns, end_ns)
-    by_others = file.delta("foreign_pages", start_ns, end_ns) * page
+    grown = file.between(start_ns, end_ns)
+    added, direct = grown.by("added_pages") * page, grown.by("direct_bytes")
+    read, by_others = grown.by("read_bytes"), grown.by("foreign_pages") * page
     from_storage = added + direct
     # Where nothing counted what entered the cache, 0 would acquit storage unheard.
     counts = not (file.beneath_unseen or file.uncounted) and is_watched(
@@ -157,14 +167,16 @@ def _file_use(span: _Span, file: FileFacts, is_weights: bool) -> FileUse:
     maps = maps[(maps["flags"] & (MmapFlag.FAILED | MmapFlag.EXEC)) == 0]
     access = _access(read, direct, len(maps) > 0)
     advice = _advice(timeline, file, members, start_ns, end_ns)
-    asked = storage_requests.of_file(timeline, file, start_ns, end_ns)
+    asked = span.traffic.requests(file)
+    where = Whereabouts(asked)
+    split = wait_split(span.traffic, file, where, start_ns, end_ns)
     counted_leaving = counts and timeline.counts_refaults
 
-    def grew(counter: str, since_ns: int = start_ns, until_ns: int = end_ns) -> int | None:
-        return file.delta(counter, since_ns, until_ns) * page if counted_leaving else None
+    def grew(counter: str, during: Growth = grown) -> int | None:
+        return during.by(counter) * page if counted_leaving else None
 
     refaulted = grew("refaulted_pages")
-    asks = file.delta("readahead_asks", start_ns, end_ns) or None
+    asks = grown.by("readahead_asks") or None
 
     return FileUse(
         path=file.name_at(end_ns),
@@ -179,23 +191,23 @@ def _file_use(span: _Span, file: FileFacts, is_weights: bool) -> FileUse:
         else None,
         major_faults=_major_faults(timeline, file, members, start_ns, end_ns),
         minor_faults=_minor_faults(timeline, file, members, start_ns, end_ns),
-        storage_wait_ns=storage_wait_ns(timeline, file, start_ns, end_ns),
+        storage_wait_ns=split.total_ns,
         bytes_per_second=_rate(file, from_storage, page, start_ns, end_ns),
         request_size_bytes=remote.sizes(asked),
         in_flight=remote.in_flight(asked),
         access=access,
         advice=tuple(_with_fallback(given, access) for given in advice),
         is_weights=is_weights,
-        reads=file.delta("reads", start_ns, end_ns),
+        reads=grown.by("reads"),
         mmaps=len(maps),
         residency_before=residency,
         requests=len(asked) if len(asked) or not from_storage else None,
         sequential_share=remote.sequential_share(asked),
-        wait_split=storage_requests.wait_split(timeline, file, asked, start_ns, end_ns),
-        by_phase=tuple(_by_phase(span, file, asked, counts)),
+        wait_split=split,
+        by_phase=tuple(_by_phase(span, file, where, counts)),
         evicted_bytes=grew("evicted_pages"),
         reclaimed_bytes=grew("reclaimed_pages"),
-        reclaimed_before_bytes=grew("reclaimed_pages", 0, start_ns),
+        reclaimed_before_bytes=grew("reclaimed_pages", file.between(0, start_ns)),
         refaulted_bytes=refaulted,
         read_by_others_bytes=by_others if counts else None,
         rates=_rates(file, asked, page, start_ns, end_ns),
@@ -204,7 +216,7 @@ def _file_use(span: _Span, file: FileFacts, is_weights: bool) -> FileUse:
         if counts
         else None,
         readahead_asks=asks,
-        readahead_bytes=file.delta("readahead_pages", start_ns, end_ns) * page if asks else None,
+        readahead_bytes=grown.by("readahead_pages") * page if asks else None,
     )
 
 
@@ -217,32 +229,29 @@ def _amplification(came: int, again: int | None, read: int | None) -> float | No
     return ahead * came / max(came - (again or 0), 1)
 
 
-def _by_phase(span: _Span, file: FileFacts, asked: Records, counts: bool) -> list[PhaseShare]:
+def _by_phase(span: _Span, file: FileFacts, where: Whereabouts, counts: bool) -> list[PhaseShare]:
     """The phases in which something of the file came or was waited for, in order of time."""
     found: dict[str, list[Phase]] = {}
     for phase in span.phases:
         found.setdefault(phase.phase, []).append(phase)
-    shares = [
-        _share(span.timeline, file, asked, name, parts, counts) for name, parts in found.items()
-    ]
+    shares = [_share(span, file, where, name, parts, counts) for name, parts in found.items()]
     return [s for s in shares if s.bytes_from_storage or s.storage_wait_ns]
 
 
 def _share(
-    timeline: Timeline,
+    span: _Span,
     file: FileFacts,
-    asked: Records,
+    where: Whereabouts,
     name: str,
     parts: Sequence[Phase],
     counts: bool,
 ) -> PhaseShare:
-    page, came, split = timeline.page_bytes, 0, WaitSplit()
+    came, split = 0, WaitSplit()
     for part in parts:
-        came += file.delta("added_pages", part.start_ns, part.end_ns) * page
-        came += file.delta("direct_bytes", part.start_ns, part.end_ns)
-        more = storage_requests.wait_split(timeline, file, asked, part.start_ns, part.end_ns)
-        split = WaitSplit(*(a + b for a, b in zip(astuple(split), astuple(more), strict=True)))
-    return PhaseShare(name, came if counts else None, sum(astuple(split)), split)
+        grown = file.between(part.start_ns, part.end_ns)
+        came += grown.by("added_pages") * span.timeline.page_bytes + grown.by("direct_bytes")
+        split = split.plus(wait_split(span.traffic, file, where, part.start_ns, part.end_ns))
+    return PhaseShare(name, came if counts else None, split.total_ns, split)
 
 
 def _rates(
@@ -257,7 +266,7 @@ def _rates(
         stamps = np.concatenate([[int(asked["start_ns"].min())], answered["end_ns"]])
         total = np.concatenate([[0], np.cumsum(answered["got_bytes"])])
     else:
-        rows = file.rows[(file.rows["ns"] >= start_ns) & (file.rows["ns"] <= end_ns)]
+        rows = file.looks(start_ns, end_ns)
         total = rows["added_pages"].astype(np.float64) * page + rows["direct_bytes"]
         stamps = rows["ns"].astype(np.int64)
     moved = np.flatnonzero(np.diff(total) > 0)
@@ -285,7 +294,7 @@ def residency_before(
     opens = _on_file(_within(timeline.of_kind(Kind.OPEN), start_ns, end_ns), file)
     if len(opens):
         return min(int(opens["b"][0]) / pages, 1.0)
-    before = file.rows[file.rows["ns"] <= start_ns]
+    before = file.looks(0, start_ns)
     if len(before):
         return min(int(before["cached_pages"][-1]) / pages, 1.0)
     held = _on_file(timeline.of_kind(Kind.HELD), file)
@@ -351,10 +360,8 @@ def read_beside(timeline: Timeline) -> list[str]:
 
 def _came(timeline: Timeline, file: FileFacts) -> int:
     """Bytes that came from storage while recording ran, for the target."""
-    until = timeline.start_ns, timeline.end_ns
-    return file.delta("added_pages", *until) * timeline.page_bytes + file.delta(
-        "direct_bytes", *until
-    )
+    grown = file.between(timeline.start_ns, timeline.end_ns)
+    return grown.by("added_pages") * timeline.page_bytes + grown.by("direct_bytes")
 
 
 def _from_cache(
@@ -373,10 +380,10 @@ def _major_faults(
     one that came from storage."""
     if any(s.name == "faults" and s.state != "ok" for s in timeline.sources):
         return None  # before 6.12 nothing counts faults by file
-    if not file.delta("faults", start_ns, end_ns):
+    if not file.between(start_ns, end_ns).by("faults"):
         return 0
     others = any(
-        f is not file and f.delta("added_pages", start_ns, end_ns) > 0
+        f is not file and f.between(start_ns, end_ns).by("added_pages") > 0
         for f in _moving(timeline, start_ns, end_ns)
     )
     return None if others else counted(timeline, members, "maj_flt", start_ns, end_ns)
@@ -388,8 +395,8 @@ def _minor_faults(
     major = _major_faults(timeline, file, members, start_ns, end_ns)
     if major is None:
         return None
-    total = file.delta("faults", start_ns, end_ns) + file.delta("map_arounds", start_ns, end_ns)
-    return max(total - major, 0)
+    grown = file.between(start_ns, end_ns)
+    return max(grown.by("faults") + grown.by("map_arounds") - major, 0)
 
 
 def counted(timeline: Timeline, members: set[int], counter: str, start_ns: int, end_ns: int) -> int:
@@ -406,25 +413,18 @@ def _counter_curves(timeline: Timeline, of: tuple[int, str]) -> list[tuple[Float
     """(moments, values, value before the first) of a counter, for each thread of a process."""
     tgid, counter = of
     curves = []
-    for own in timeline.rows_of_threads(tgid):
+    for own in timeline.thread_rows.get(tgid, ()):
         stamps, values = own["ns"].astype(np.float64), own[counter].astype(np.float64)
         new = int(own["since_ns"][0]) > timeline.armed_ns
         curves.append((stamps, values, 0.0 if new else float(values[0])))
     return curves
 
 
-def storage_wait_ns(timeline: Timeline, file: FileFacts, start_ns: int, end_ns: int) -> int:
-    """Time that threads waited for pages of this file (several at once count several times)."""
-    waits = storage_requests.waits_for(timeline, file, start_ns, end_ns)
-    recorded = int((waits[:, 1] - waits[:, 0]).sum())
-    return recorded + file.delta("short_wait_ns", start_ns, end_ns)
-
-
 def _rate(
     file: FileFacts, from_storage: int, page: int, start_ns: int, end_ns: int
 ) -> float | None:
     """Bytes from storage over the time in which they came, snapshot by snapshot."""
-    rows = file.rows[(file.rows["ns"] >= start_ns) & (file.rows["ns"] <= end_ns)]
+    rows = file.looks(start_ns, end_ns)
     if not from_storage or len(rows) < 1:
         return None
     total = rows["added_pages"].astype(np.int64) * page + rows["direct_bytes"].astype(np.int64)
@@ -496,16 +496,15 @@ def mounts_of(
     timeline: Timeline, files: Iterable[FileUse], start_ns: int, end_ns: int
 ) -> list[MountUse]:
     """The mounts the used files lie on, with what their servers were asked between two moments."""
-    used = {use.mount: use for use in files if use.mount is not None}
-    return [_mount_use(timeline, mount, start_ns, end_ns) for mount in used]
+    used = dict.fromkeys(use.mount for use in files if use.mount is not None)
+    traffic = Traffic(timeline, start_ns, end_ns)
+    return [_mount_use(timeline, mount, traffic) for mount in used]
 
 
-def _mount_use(timeline: Timeline, mount: str, start_ns: int, end_ns: int) -> MountUse:
+def _mount_use(timeline: Timeline, mount: str, traffic: Traffic) -> MountUse:
     files = timeline.derived(_files_on, None)[mount]
-    inodes = storage_requests.inodes_asked(timeline, start_ns, end_ns)
-    parts = [
-        storage_requests.of_file(timeline, f, start_ns, end_ns) for f in files if f.ino in inodes
-    ]
+    inodes = traffic.inodes
+    parts = [traffic.requests(f) for f in files if f.ino in inodes]
     asked = np.concatenate([np.empty(0, remote.READ), *parts])
     facts = next((f for f in files if f.read_ahead_kb is not None), files[0])
     totals = remote.totals(asked) if len(asked) else dict.fromkeys(remote.TOTALS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import itemgetter
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ttftprof import gpu_facts, python_facts, remote, uncached
+from ttftprof import gpu_facts, python_facts, remote, uncached, windows
 from ttftprof.clock import Jump
 from ttftprof.connections import OwnConnections
 from ttftprof.engines.catalog import (
@@ -29,19 +29,19 @@ from ttftprof.engines.catalog import (
 )
 from ttftprof.engines.markers import SYMBOL_MARKS
 from ttftprof.errors import RecordingError
-from ttftprof.events import Kind, Records, Wait
+from ttftprof.events import Kind, Records, duration_end
 from ttftprof.gpu_facts import GpuFacts
+from ttftprof.grouping import split_by
 from ttftprof.model import OUTCOMES, Relief
 from ttftprof.python_facts import PythonFacts
 from ttftprof.recording import LOOKED_AT, Facts, Source, is_watched
 from ttftprof.sources.http import BEGAN_BEFORE
 from ttftprof.sources.mountstats import MountStats, ShareStats
+from ttftprof.threads import FOREVER, LastWaits, Threads
+from ttftprof.windows import BULKY, IMPOSSIBLE_NS, Columns, Ints, Windowed
 
-Ints = npt.NDArray[np.int64]
-FOREVER = int(np.iinfo(np.int64).max)
 _Derived = TypeVar("_Derived")
 _Key = TypeVar("_Key", bound=Hashable)
-_IMPOSSIBLE_NS = 1 << 62  # 146 years of uptime: no clock says so, only a damaged record
 
 
 @dataclass(slots=True)
@@ -95,27 +95,6 @@ class Process:
     @property
     def argv(self) -> list[str]:
         return list(self.facts.get("argv") or [])
-
-
-@dataclass(frozen=True, slots=True)
-class Waits:
-    """The off-CPU intervals of one thread, oldest first: parallel arrays."""
-
-    tid: int
-    tgid: int
-    start_ns: Ints
-    end_ns: Ints
-    reason: npt.NDArray[np.uint16]
-    dev: npt.NDArray[np.uint32]
-    ino: npt.NDArray[np.uint64]
-    born_ns: int  # 0: before recording began
-    dead_ns: int  # FOREVER: alive at its end
-    latest_end_ns: Ints = field(init=False)  # up to each: `end_ns` itself, if the record is sound
-
-    def __post_init__(self) -> None:
-        in_order = bool((self.end_ns[1:] >= self.end_ns[:-1]).all())
-        latest = self.end_ns if in_order else np.maximum.accumulate(self.end_ns)
-        object.__setattr__(self, "latest_end_ns", latest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,26 +201,82 @@ class FileFacts:
             (path for since, path in reversed(self.names) if since <= ns and path), self.path
         )
 
-    def at(self, name: str, ns: int) -> float:
+    def looks(self, start_ns: int, end_ns: int) -> Records:
+        """The rows from a moment to another, both included."""
+        first = np.searchsorted(self.looks_ns, start_ns)
+        return self.rows[first : np.searchsorted(self.looks_ns, end_ns, side="right")]
+
+    def at(self, counter: str, ns: int) -> float:
         """A running counter at a moment: linear between snapshots, 0 before the first."""
+        return self._at(ns).of(counter)
+
+    def delta(self, counter: str, start_ns: int, end_ns: int) -> int:
+        """How much a counter grew in an interval."""
+        return self.between(start_ns, end_ns).by(counter)
+
+    def between(self, start_ns: int, end_ns: int) -> Growth:
+        """What its counters grew by in an interval."""
+        return Growth(self._at(start_ns), self._at(end_ns))
+
+    def _at(self, ns: int) -> _Level:
         after = int(np.searchsorted(self.looks_ns, ns, side="right"))
         if after == 0:
-            return 0.0
-        before = _signed(self.rows[name][after - 1])
+            return _Level(None, None, 0, 1)
         if after == len(self.rows):
-            return before
-        began, ended = int(self.looks_ns[after - 1]), int(self.looks_ns[after])
-        grown = _signed(self.rows[name][after]) - before
-        return before + grown * (ns - began) / (ended - began)
+            return _Level(self.rows[after - 1], None, 0, 1)
+        began, ended = self.looks_ns[after - 1 : after + 1].tolist()
+        return _Level(self.rows[after - 1], self.rows[after], ns - began, ended - began)
 
-    def delta(self, name: str, start_ns: int, end_ns: int) -> int:
-        """How much a counter grew in an interval."""
-        return max(round(self.at(name, end_ns) - self.at(name, start_ns)), 0)
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """Running counters at a moment between two rows; None: there is none before, or after."""
+
+    before: Any
+    after: Any
+    since_ns: int
+    apart_ns: int
+
+    def of(self, counter: str) -> float:
+        if self.before is None:
+            return 0.0
+        level = _signed(self.before[counter])
+        if self.after is None:
+            return level
+        return level + (_signed(self.after[counter]) - level) * self.since_ns / self.apart_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How much the counters of a file grew from a moment to another."""
+
+    begin: _Level
+    end: _Level
+
+    def by(self, counter: str) -> int:
+        return max(round(self.end.of(counter) - self.begin.of(counter)), 0)
 
 
 def _signed(counter: np.integer[Any]) -> float:
     """Pages that readahead gave back are taken off whoever gave them back, perhaps below 0."""
-    return float(counter.astype(np.int64))
+    value = int(counter)
+    return float(value if value < 1 << 63 else value - (1 << 64))
+
+
+class Disks:
+    """A `windows.Note`: which disks were asked for pages of which inodes."""
+
+    def __init__(self) -> None:
+        self._inodes: dict[int, set[int]] = {}  # by disk
+
+    def add(self, records: Columns) -> None:
+        disks = np.unique(records["dev"]).tolist()
+        for disk in disks:
+            own = records["ino"][records["dev"] == disk] if len(disks) > 1 else records["ino"]
+            self._inodes.setdefault(disk, set()).update(np.unique(own).tolist())
+
+    def of(self, ino: int) -> set[int]:
+        return {disk for disk, inodes in self._inodes.items() if ino in inodes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,14 +292,17 @@ class Timeline:
     end_ns: int
     page_bytes: int
     processes: Mapping[int, Sequence[Process]]
-    waits: Mapping[int, Sequence[Waits]]  # by tgid
+    waits: Windowed
+    threads: Threads
     calls: Sequence[Call]
     marks: Sequence[Mark]
     engine_loads: Sequence[EngineLoad]
     exchanges: Sequence[Exchange]
     files: Mapping[tuple[int, int], FileFacts]
-    events: Mapping[Kind, Records]
-    thread_rows: Mapping[int, Records]  # by tgid, ordered by stamp
+    events: Mapping[Kind, Records]  # but those that come by the million, `waits` and `blocks`
+    blocks: Windowed  # requests to disks
+    disks: Disks
+    thread_rows: Mapping[int, Sequence[Records]]  # by tgid; of each thread, oldest first
     remote: Records  # reads asked of servers and daemons, `remote.READ`
     mounts: Mapping[str, MountStats]  # growth of the kernel's NFS counters, by mount point
     shares: Mapping[str, ShareStats]  # and of its SMB counters, by share
@@ -292,10 +330,6 @@ class Timeline:
             self._derived[known] = make(self, key)
         found: _Derived = self._derived[known]
         return found
-
-    def rows_of_threads(self, tgid: int) -> Sequence[Records]:
-        """`thread_rows` of a process, by thread."""
-        return self.derived(_by_thread, tgid)
 
     def process_at(self, tgid: int, ns: int) -> Process | None:
         """The life of a pid that a moment falls into; the last one before it otherwise."""
@@ -328,16 +362,6 @@ class Timeline:
             found += [c for c in calls[max(before - 1, 0) : before] if ns < c.end_ns]
         return max(found, key=lambda c: c.end_ns, default=None)
 
-    def where_blocks_of(self, file: FileFacts) -> npt.NDArray[np.int32]:
-        """Where the requests to disks for a file stand. A request names a disk, which is no file
-        system: where several files have the inode, it is that of the file whose file system lies on
-        the disk."""
-        order, parts = self.derived(_blocks_by_inode, None)
-        mine = order[parts.get((file.ino,), slice(0, 0))]
-        if self.derived(_files_by_inode, None)[file.ino] > 1:
-            mine = mine[self.of_kind(Kind.BLOCK)["dev"][mine] == file.dev]
-        return mine
-
     def marks_of(self, tgid: int, name: str) -> list[Mark]:
         return [m for m in self.marks if m.tgid == tgid and m.name == name]
 
@@ -363,21 +387,6 @@ class Timeline:
         return int(told) if told and told.isdecimal() and int(told) else None
 
 
-def _blocks_by_inode(
-    timeline: Timeline, _: None
-) -> tuple[npt.NDArray[np.int32], dict[tuple[int, ...], slice]]:
-    return grouped(timeline.of_kind(Kind.BLOCK), "ino")
-
-
-def _files_by_inode(timeline: Timeline, _: None) -> Counter[int]:
-    return Counter(file.ino for file in timeline.files.values())
-
-
-def _by_thread(timeline: Timeline, tgid: int) -> Sequence[Records]:
-    rows = timeline.thread_rows.get(tgid)
-    return () if rows is None else tuple(split_by(rows, "tid", "since_ns").values())
-
-
 def _began_ns(call: Call) -> int:
     return call.start_ns
 
@@ -395,16 +404,21 @@ def build(reader: Facts) -> Timeline:
 
 def _build(reader: Facts) -> Timeline:
     meta = _sound(reader.meta)
-    by_kind, impossible_events = _events_of(reader)
+    last_waits, disks = LastWaits(), Disks()
+    found = windows.read(reader.pages("events"), {Kind.OFFCPU: last_waits, Kind.BLOCK: disks})
+    by_kind = _by_kind(found.rest)
+    waits, blocks = found.bulky[Kind.OFFCPU], found.bulky[Kind.BLOCK]
     threads, impossible_rows = _possible(reader.stream("threads"), "ns", "since_ns", "off_ns")
-    damaged = impossible_events + impossible_rows
-    threads = np.take(threads, np.argsort(threads["ns"], kind="stable"))
-    start_ns = _stamp(meta.get("start_ns") or _first_stamp(by_kind))
+    damaged = found.impossible + impossible_rows
+    reach = _reach(by_kind, [waits, blocks], threads)
+    start_ns = _stamp(meta.get("start_ns") or reach[0])
     armed_ns = _stamp(meta.get("armed_ns") or start_ns)
-    end_ns = _stamp(meta.get("end_ns") or _last_stamp(by_kind, threads, start_ns))
+    end_ns = _stamp(meta.get("end_ns") or max(reach[1], start_ns))
+    looks = np.unique(threads["ns"].astype(np.int64))
+    thread_rows = _rows_by_thread(threads)
+    del threads  # a copy of all of it
     marks = tuple(_marks(reader))
     calls = _calls(by_kind, {int(k): v for k, v in (meta.get("marks") or {}).items()})
-    looks = np.unique(threads["ns"].astype(np.int64))
     asked = remote.reads_of(by_kind)
     return Timeline(
         meta=meta,
@@ -416,14 +430,17 @@ def _build(reader: Facts) -> Timeline:
         end_ns=end_ns,
         page_bytes=int((meta.get("host") or {}).get("page_bytes") or 4096),
         processes=_processes(reader, by_kind),
-        waits=_waits(by_kind, threads, armed_ns, end_ns),
+        waits=waits,
+        threads=Threads(waits, last_waits, by_kind, thread_rows, armed_ns, end_ns),
         calls=tuple(sorted(calls, key=_began_ns)),
         marks=marks,
         engine_loads=tuple(sorted(_engine_loads(reader, marks), key=lambda load: load.ns)),
         exchanges=tuple(_exchanges(reader, by_kind, armed_ns)),
         files=_past_the_cache(_files(reader, by_kind, looks, end_ns), reader, by_kind, asked),
         events=by_kind,
-        thread_rows={tgid: rows for (tgid,), rows in split_by(threads, "tgid").items()},
+        blocks=blocks,
+        disks=disks,
+        thread_rows=thread_rows,
         remote=asked,
         mounts=remote.mounts_growth(fact for _, fact in reader.facts("mountstats")),
         shares=remote.shares_growth(fact for _, fact in reader.facts("smb_share")),
@@ -450,73 +467,63 @@ def _sound(meta: Mapping[str, Any]) -> Mapping[str, Any]:
     return meta
 
 
-def _events_of(reader: Facts) -> tuple[dict[Kind, Records], int]:
-    """(events by kind, each ordered by stamp; how many had none that can be). The kinds are views
-    of one array: besides it, no more than the array that it was read into is ever held."""
-    events, impossible = _possible(reader.stream("events"), "start_ns", "duration_ns")
+def _by_kind(events: Records) -> dict[Kind, Records]:
+    """Events by kind, each ordered by stamp; views of one array."""
     # Both sorts are stable: of one kind and stamp, they stay as they were written.
     order = np.argsort(events["start_ns"], kind="stable").astype(np.int32)
     order = order[np.argsort(events["kind"][order], kind="stable")]
     events = np.take(events, order)  # much faster than an index, for records
     edges = np.searchsorted(events["kind"], [*map(int, Kind), int(max(Kind)) + 1]).tolist()
     views = (events[first:end] for first, end in pairwise(edges))
-    return dict(zip(Kind, views, strict=True)), impossible
+    return {kind: view for kind, view in zip(Kind, views, strict=True) if kind not in BULKY}
 
 
 def _possible(records: Records, *stamps: str) -> tuple[Records, int]:
     """(the records without those whose stamps no clock ever showed, the number of those)."""
     impossible = np.zeros(len(records), bool)
     for name in stamps:
-        impossible |= records[name] >= _IMPOSSIBLE_NS
+        impossible |= records[name] >= IMPOSSIBLE_NS
     number = int(np.count_nonzero(impossible))
     return (records[~impossible] if number else records), number
 
 
 def _stamp(value: Any) -> int:
-    if not 0 <= int(value) < _IMPOSSIBLE_NS:
+    if not 0 <= int(value) < IMPOSSIBLE_NS:
         raise ValueError(f"no moment: {value}")
     return int(value)
 
 
-def split_by(records: Records, *fields: str) -> dict[tuple[int, ...], Records]:
-    """The records by the values of some fields, each part in the order in which they came."""
-    order, parts = grouped(records, *fields)
-    ordered = np.take(records, order)
-    return {key: ordered[part] for key, part in parts.items()}
-
-
-def grouped(
-    records: Records, *fields: str
-) -> tuple[npt.NDArray[np.int32], dict[tuple[int, ...], slice]]:
-    """(order, {values of some fields: where in the order their records are}): of the same values,
-    the records stay in the order in which they came."""
-    if not len(records):
-        return np.empty(0, np.int32), {}
-    order = np.lexsort([records[name] for name in reversed(fields)]).astype(np.int32)
-    changes = np.zeros(len(records) - 1, bool)
-    for name in fields:
-        column = records[name][order]
-        changes |= column[1:] != column[:-1]
-    edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(records)]
-    firsts = records[order[edges[:-1]]]
-    keys = zip(*(firsts[name].tolist() for name in fields), strict=True)
-    return order, {key: slice(*edge) for key, edge in zip(keys, pairwise(edges), strict=True)}
-
-
-def _first_stamp(by_kind: Mapping[Kind, Records]) -> int:
-    return min(
-        (int(events["start_ns"][0]) for events in by_kind.values() if len(events)), default=0
-    )
-
-
-def _last_stamp(by_kind: Mapping[Kind, Records], threads: Records, otherwise: int) -> int:
-    stamps = [otherwise]
+def _reach(
+    by_kind: Mapping[Kind, Records], bulky: Iterable[Windowed], threads: Records
+) -> tuple[int, int]:
+    """(first start of an event, last end of one or last look), 0 where there is none."""
+    starts, ends = [], [0]
     for events in by_kind.values():
         if len(events):
-            stamps.append(int((events["start_ns"] + events["duration_ns"]).max()))
+            starts.append(int(events["start_ns"][0]))
+            ends.append(int(duration_end(events).max()))
+    for first_ns, last_ns in filter(None, (records.reach for records in bulky)):
+        starts.append(first_ns)
+        ends.append(last_ns)
     if len(threads):
-        stamps.append(int(threads["ns"].max()))
-    return max(stamps)
+        ends.append(int(threads["ns"].max()))
+    return min(starts, default=0), max(ends)
+
+
+def _in_order(rows: Records) -> Records:
+    """Counter rows by stamp, as they are written."""
+    stamps = rows["ns"]
+    if bool((stamps[1:] >= stamps[:-1]).all()):
+        return rows
+    return np.take(rows, np.argsort(stamps, kind="stable"))
+
+
+def _rows_by_thread(threads: Records) -> dict[int, list[Records]]:
+    """{process: the rows of each of its threads, oldest first}: views of one array."""
+    found: dict[int, list[Records]] = {}
+    for (tgid, _, _), rows in split_by(_in_order(threads), "tgid", "tid", "since_ns").items():
+        found.setdefault(tgid, []).append(rows)
+    return found
 
 
 # -- processes ------------------------------------------------------------------------------------
@@ -566,131 +573,6 @@ def _apply(lives: dict[int, list[Process]], kind: Kind, event: Any, ns: int) -> 
         life = _life(lives, tgid)
         if life.exit_ns is not None:
             life.end_ns = ns + int(event["duration_ns"])
-
-
-# -- threads --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _ThreadLife:
-    """One thread; its id may be another's before and after. `row`: its last snapshot, if any."""
-
-    tid: int
-    tgid: int
-    since_ns: int
-    dead_ns: int
-    row: Any
-
-
-def _waits(
-    by_kind: Mapping[Kind, Records], threads: Records, armed_ns: int, end_ns: int
-) -> dict[int, Sequence[Waits]]:
-    """Every tracked thread, with the wait it was still in when recording ended."""
-    offcpu = by_kind[Kind.OFFCPU]
-    order, parts = grouped(offcpu, "tid")
-    columns = _Columns.of(offcpu, order)
-    owners = {tid: int(offcpu["tgid"][order[part.stop - 1]]) for (tid,), part in parts.items()}
-    found: dict[int, list[Waits]] = {}
-    for tid, lives in _thread_lives(by_kind, threads, owners).items():
-        own = columns.part(parts.get((tid,), slice(0, 0)))
-        cuts = np.searchsorted(own.start_ns, [life.since_ns for life in lives[1:]]).tolist()
-        for life, edges in zip(lives, pairwise([0, *cuts, len(own.start_ns)]), strict=True):
-            born_ns = life.since_ns if life.since_ns > armed_ns else 0
-            waits = own.part(slice(*edges)).with_open_wait(life, end_ns)
-            found.setdefault(life.tgid, []).append(waits.of_thread(life, born_ns))
-    return {tgid: tuple(ws) for tgid, ws in found.items()}
-
-
-def _thread_lives(
-    by_kind: Mapping[Kind, Records], threads: Records, owners: Mapping[int, int]
-) -> dict[int, list[_ThreadLife]]:
-    """{thread id: its lives, oldest first}. Snapshots and ends name a life by when it began; a
-    thread of which there is neither is one of the process it waited in, in `owners`."""
-    order, parts = grouped(threads, "tid", "since_ns")
-    rows: dict[tuple[int, ...], Any] = {
-        key: threads[order[part.stop - 1]] for key, part in parts.items()
-    }
-    ends: dict[tuple[int, ...], Any] = {
-        (int(e["tid"]), int(e["start_ns"])): e for e in by_kind[Kind.THREAD_END]
-    }
-    births = {int(e["tid"]): int(e["start_ns"]) for e in by_kind[Kind.FORK]}
-    lives: dict[int, list[_ThreadLife]] = {}
-    for tid, since_ns in sorted({*rows, *ends}):
-        row, end = rows.get((tid, since_ns)), ends.get((tid, since_ns))
-        fact: Any = end if row is None else row
-        tgid = int(fact["tgid"])
-        dead_ns = FOREVER if end is None else since_ns + int(end["duration_ns"])
-        lives.setdefault(tid, []).append(_ThreadLife(tid, tgid, since_ns, dead_ns, row))
-    for tid in owners.keys() - lives.keys():
-        lives[tid] = [_ThreadLife(tid, owners[tid], births.get(tid, 0), FOREVER, None)]
-    return {tid: _ended_by_the_next(of_tid) for tid, of_tid in lives.items()}
-
-
-def _ended_by_the_next(lives: list[_ThreadLife]) -> list[_ThreadLife]:
-    """A life whose end was not seen ended at the latest when its id was another's."""
-    pairs = pairwise(lives)
-    ended = [replace(one, dead_ns=min(one.dead_ns, after.since_ns)) for one, after in pairs]
-    return [*ended, lives[-1]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """Waits as columns: all threads share one array of each, a thread has views."""
-
-    start_ns: Ints
-    end_ns: Ints
-    reason: npt.NDArray[np.uint16]
-    dev: npt.NDArray[np.uint32]
-    ino: npt.NDArray[np.uint64]
-
-    @classmethod
-    def of(cls, offcpu: Records, order: npt.NDArray[np.int32]) -> _Columns:
-        start_ns = offcpu["start_ns"][order].view(np.int64)
-        end_ns = offcpu["duration_ns"][order].view(np.int64)
-        end_ns += start_ns
-        reason = offcpu["flags"][order]
-        reason[reason >= len(Wait)] = Wait.OTHER  # one that this version does not know
-        return cls(start_ns, end_ns, reason, offcpu["dev"][order], offcpu["ino"][order])
-
-    def part(self, where: slice) -> _Columns:
-        return _Columns(
-            self.start_ns[where],
-            self.end_ns[where],
-            self.reason[where],
-            self.dev[where],
-            self.ino[where],
-        )
-
-    def with_open_wait(self, life: _ThreadLife, end_ns: int) -> _Columns:
-        """Adds the wait that the thread's last snapshot shows and no event ended."""
-        row = life.row
-        if row is None or life.dead_ns != FOREVER or not int(row["off_ns"]):
-            return self
-        began = int(row["off_ns"])
-        if len(self.start_ns) and int(self.start_ns[-1]) >= began:
-            return self
-        reason = int(row["off_reason"]) & 0xFFFF
-        storage = int(row["off_reason"]) == Wait.STORAGE
-        return _Columns(
-            np.append(self.start_ns, began),
-            np.append(self.end_ns, max(end_ns, began)),
-            np.append(self.reason, np.uint16(reason if reason < len(Wait) else Wait.OTHER)),
-            np.append(self.dev, np.uint32(row["file_dev"] if storage else 0)),
-            np.append(self.ino, np.uint64(row["file_ino"] if storage else 0)),
-        )
-
-    def of_thread(self, life: _ThreadLife, born_ns: int) -> Waits:
-        return Waits(
-            tid=life.tid,
-            tgid=life.tgid,
-            start_ns=self.start_ns,
-            end_ns=self.end_ns,
-            reason=self.reason,
-            dev=self.dev,
-            ino=self.ino,
-            born_ns=born_ns,
-            dead_ns=life.dead_ns,
-        )
 
 
 # -- marks ----------------------------------------------------------------------------------------
@@ -819,7 +701,7 @@ def _timings(told: Any) -> dict[str, float]:
 
 def _whole(value: Any, at_least: int = 0) -> int | None:
     """The number if it can be one of this fact's, else None: nothing in a file is trusted."""
-    fits = isinstance(value, int) and at_least <= value < _IMPOSSIBLE_NS
+    fits = isinstance(value, int) and at_least <= value < IMPOSSIBLE_NS
     return value if fits else None
 
 
@@ -833,8 +715,7 @@ def _files(
     touches = split_by(by_kind[Kind.TOUCH], "dev", "ino")
     ticks = _Ticks.of(reader.meta, by_kind[Kind.TOUCH])
     rows, _ = _possible(reader.stream("files"), "ns")
-    rows = np.take(rows, np.argsort(rows["ns"], kind="stable"))
-    parts = split_by(rows, "dev", "ino")
+    parts = split_by(_in_order(rows), "dev", "ino")
     named: dict[tuple[int, int], list[tuple[int, dict[str, Any]]]] = {}
     for ns, told in reader.facts("file"):
         named.setdefault((int(told["dev"]), int(told["ino"])), []).append((ns, told))

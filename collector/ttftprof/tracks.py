@@ -28,7 +28,8 @@ from ttftprof.model import (
     Tick,
     Tracks,
 )
-from ttftprof.timeline import Call, FileFacts, Process, Timeline, Waits
+from ttftprof.threads import Waits
+from ttftprof.timeline import Call, FileFacts, Process, Timeline
 
 _PROCESSES = 24
 _THREADS = 48  # of all processes
@@ -87,10 +88,7 @@ def _span_of(timeline: Timeline, life: Process) -> tuple[int, int]:
 
 
 def _threads_of(timeline: Timeline, life: Process) -> list[Waits]:
-    start_ns, end_ns = _span_of(timeline, life)
-    return [
-        w for w in timeline.waits.get(life.tgid, ()) if w.born_ns < end_ns and w.dead_ns > start_ns
-    ]
+    return timeline.threads.waits_of(life.tgid, *_span_of(timeline, life)).by_thread()
 
 
 def _busiest_threads(timeline: Timeline, lives: Sequence[Process]) -> list[list[Waits]]:
@@ -310,9 +308,10 @@ def _sizes(timeline: Timeline) -> Iterable[SizeTrack]:
 
 def _asked(timeline: Timeline) -> Records:
     """Reads asked of storage: when, of which inode, how many bytes."""
-    block, remote = timeline.of_kind(Kind.BLOCK), timeline.of_kind(Kind.REMOTE)
-    asked = np.zeros(len(block) + len(remote), [("ns", "<i8"), ("ino", "<u8"), ("bytes", "<i8")])
-    asked["ns"] = np.concatenate([block["start_ns"], remote["start_ns"]])
+    block, remote = timeline.blocks.everything(), timeline.of_kind(Kind.REMOTE)
+    number = len(block["ino"]) + len(remote)
+    asked = np.zeros(number, [("ns", "<i8"), ("ino", "<u8"), ("bytes", "<i8")])
+    asked["ns"] = np.concatenate([block["start_ns"], remote["start_ns"].view(np.int64)])
     asked["ino"] = np.concatenate([block["ino"], remote["ino"]])
     asked["bytes"] = np.concatenate([block["a"], remote["a"] >> np.uint64(32)])
     return asked

@@ -148,7 +148,7 @@ def test_the_delay_and_rate_that_were_set_are_found(
             reads, _ = reads_and_file(
                 recorded(script, daemon, tmp_path / f"{attempt}.ttft"), daemon
             )
-        found = path_model.fit(reads)
+        found = path_model.fit(path_model.answered(reads))
         assert found
         assert found.bytes_per_second
         delay = found.delay_ns / (DELAY_US * 1000)

@@ -236,7 +236,9 @@ def test_faults_inside_a_copy_are_storage_and_not_transfer(runs: list[Run]) -> N
             totals[part.activity] = totals.get(part.activity, 0) + part.duration_ns
         length = cold.end_ns - cold.start_ns
         assert sum(totals.values()) == length
-        (waits,) = [w for w in run.timeline.waits[run.pid] if w.tid == cold.tid]
+        (waits,) = [
+            w for w in run.timeline.threads.waits_of(run.pid).by_thread() if w.tid == cold.tid
+        ]
         inside = (waits.start_ns >= cold.start_ns) & (waits.end_ns <= cold.end_ns)
         stored = inside & (waits.reason == 1)
         waited = int((waits.end_ns - waits.start_ns)[stored].sum())

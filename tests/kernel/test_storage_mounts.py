@@ -89,7 +89,7 @@ def assert_came_from_storage(timeline: Timeline, model: Path, way: str) -> FileU
     assert (use.size_bytes, use.access, use.residency_before) == (size_bytes, way, 0)
     assert use.bytes_from_storage == paged(size_bytes)
     file = timeline.files[file_key(timeline, model)]
-    asked = storage_requests.of_file(timeline, file, 0, timeline.end_ns)
+    asked = storage_requests.Traffic(timeline, 0, timeline.end_ns).requests(file)
     assert size_bytes <= int(asked["asked_bytes"].sum()) <= paged(size_bytes)
     # Whoever waits for them is told whom: the disk, and not the client alone.
     assert use.wait_split

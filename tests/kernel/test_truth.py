@@ -114,6 +114,9 @@ class Without:
             records = records[~np.isin(records["kind"], [Kind.MARK_ENTER, Kind.MARK_EXIT])]
         return records
 
+    def pages(self, stream: str) -> list[Records]:
+        return [self.stream(stream)]
+
     def has_field(self, stream: str, field: str) -> bool:
         return self._reader.has_field(stream, field)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
-from ttftprof.events import EVENT, Kind, Wait
-from ttftprof.timeline import FOREVER, Ints, Timeline, Waits
+from ttftprof.events import EVENT, Kind, Records, Wait
+from ttftprof.recording import Reader
+from ttftprof.timeline import Timeline, build
 from unit.recordings import Scene
 
 START_NS = 1_000_000_000_000
@@ -16,34 +19,23 @@ _TGID = 4242
 
 def busy_timeline(threads: int, waits: int) -> Timeline:
     """One process whose threads wait for storage `waits` times each, 1 ms apart, 0.4 ms long."""
-    begin = START_NS + np.arange(waits, dtype=np.int64) * 1_000_000
+    scene = Scene().process(_TGID, "server")
+    with tempfile.TemporaryDirectory() as folder:
+        path = scene.write(Path(folder) / "busy.ttft", more=[("events", _events(threads, waits))])
+        with Reader(path) as reader:
+            timeline = build(reader)
     end_ns = START_NS + waits * 1_000_000
-    rows = [_waits(_TGID + number, begin) for number in range(threads)]
-    blocks = np.zeros(waits, EVENT)
-    blocks["start_ns"], blocks["duration_ns"], blocks["kind"] = begin, 400_000, Kind.BLOCK
-    blocks["a"], blocks["ino"], blocks["tgid"] = 131_072, 7, _TGID
-    events = {kind: np.zeros(0, EVENT) for kind in Kind} | {Kind.BLOCK: blocks}
-    scene = Scene().process(_TGID, "server").timeline()
-    return replace(
-        scene,
-        start_ns=START_NS,
-        armed_ns=START_NS,
-        end_ns=end_ns,
-        waits={_TGID: tuple(rows)},
-        events=events,
-    )
+    return replace(timeline, start_ns=START_NS, armed_ns=START_NS, end_ns=end_ns)
 
 
-def _waits(tid: int, begin: Ints) -> Waits:
-    number = len(begin)
-    return Waits(
-        tid=tid,
-        tgid=_TGID,
-        start_ns=begin,
-        end_ns=begin + 400_000,
-        reason=np.full(number, Wait.STORAGE, np.uint16),
-        dev=np.zeros(number, np.uint32),
-        ino=np.zeros(number, np.uint64),
-        born_ns=0,
-        dead_ns=FOREVER,
-    )
+def _events(threads: int, waits: int) -> Records:
+    """Each moment one wait of every thread, and one request to a disk."""
+    events = np.zeros((waits, threads + 1), EVENT)
+    events["start_ns"] = START_NS + np.arange(waits)[:, None] * 1_000_000
+    events["duration_ns"], events["tgid"] = 400_000, _TGID
+    events["kind"], events["flags"] = Kind.OFFCPU, Wait.STORAGE
+    events["tid"] = _TGID + np.arange(threads + 1)
+    blocks = events[:, threads]
+    blocks["kind"], blocks["flags"], blocks["tid"] = Kind.BLOCK, 0, 0
+    blocks["a"], blocks["ino"] = 131_072, 7
+    return events.reshape(-1)

@@ -18,7 +18,7 @@ Timed = list[tuple[float, float, int]]  # [start, end] in ms and bytes of each
 
 
 def fit(timed: Timed) -> path_model.Fit | None:
-    return path_model.fit(reads(timed))
+    return path_model.fit(path_model.answered(reads(timed)))
 
 
 def reads(timed: Timed) -> Records:

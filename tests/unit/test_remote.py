@@ -88,7 +88,7 @@ def test_what_is_not_known_is_none() -> None:
     assert totals["queue_ns"] is totals["wire_ns"] is totals["retransmits"] is None
     assert remote.sizes(reads_of()) is None
     assert remote.in_flight(reads_of()) is None
-    assert path_model.fit(reads_of()) is None
+    assert path_model.fit(path_model.answered(reads_of())) is None
     assert remote.sequential_share(reads_of()) is None
     assert remote.busy_ns(reads_of()) == 0
 
@@ -242,5 +242,5 @@ def test_any_records_give_sums_that_hold(raw: list[tuple[Kind, int, int, int, in
         assert 1 <= depth.max <= len(reads)
         assert remote.busy_ns(reads) <= int((reads["end_ns"] - reads["start_ns"]).sum())
     remote.notes(reads, {}, {}, np.zeros(0, EVENT))
-    path_model.fit(reads)
+    path_model.fit(path_model.answered(reads))
     remote.sequential_share(reads)

@@ -79,7 +79,7 @@ def test_of_long_ago_only_the_state_is_known(clock: Clock) -> None:
     assert timeline.processes[NEW][0].facts["comm"]
     held = timeline.of_kind(Kind.HELD)
     assert NEW in held["tgid"]
-    assert not len(timeline.of_kind(Kind.OFFCPU))
+    assert not len(timeline.waits)
     assert not analysis.concluded(timeline)  # and no request of then is told of again
     assert not analysis.starts(timeline)
     assert any(e.tgid == NEW and e.first_token_ns for e in timeline.exchanges)

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ttftprof import storage, storage_requests
+from ttftprof import storage_requests
 from ttftprof.events import Family, Kind, ReadFlag, Wait
+from ttftprof.storage_requests import Traffic, Whereabouts, wait_split
 from ttftprof.timeline import Timeline
 from unit.recordings import A_GGUF, B_GGUF, DEV, DISK, MIB, NEW, Scene, ns
 
@@ -48,8 +49,9 @@ def split(told: Scene, begin: float, queue: float, wire: float) -> Scene:
 def the_split(timeline: Timeline, begin: float = 0, end: float = 9_000) -> tuple[float, ...]:
     """(queue, wire, server, device, client) in ms."""
     file = timeline.files[DEV, B_GGUF]
-    reads = storage_requests.of_file(timeline, file, ns(0), ns(9_000))
-    found = storage_requests.wait_split(timeline, file, reads, ns(begin), ns(end))
+    traffic = Traffic(timeline, ns(0), ns(9_000))
+    where = Whereabouts(traffic.requests(file))
+    found = wait_split(traffic, file, where, ns(begin), ns(end))
     return tuple(part / MS for part in astuple(found))
 
 
@@ -59,7 +61,7 @@ def test_a_disk_under_a_loop_device_is_not_counted_twice() -> None:
         block(told, at, at + 10, LOOP)
         block(told, at + 1, at + 9)
     timeline = told.timeline()
-    reads = storage_requests.of_file(timeline, timeline.files[DEV, B_GGUF], 0, ns(100))
+    reads = Traffic(timeline, 0, ns(100)).requests(timeline.files[DEV, B_GGUF])
     assert set(reads["dev"].tolist()) == {LOOP}
     assert len(reads) == 3
 
@@ -67,7 +69,8 @@ def test_a_disk_under_a_loop_device_is_not_counted_twice() -> None:
 def test_disks_side_by_side_all_count() -> None:
     told = block(block(scene(), 10, 20, LOOP), 12, 25)
     timeline = told.timeline()
-    assert len(storage_requests.of_file(timeline, timeline.files[DEV, B_GGUF], 0, ns(100))) == 2
+    traffic = Traffic(timeline, 0, ns(100))
+    assert len(traffic.requests(timeline.files[DEV, B_GGUF])) == 2
 
 
 def test_a_wait_is_split_by_where_the_requests_were() -> None:
@@ -117,10 +120,8 @@ def test_requests_past_the_cache_are_of_the_file_their_thread_read() -> None:
     nameless(told, 15, 59, tid=NEW + 1)
     nameless(told, 15, 59, tid=NEW + 2)  # of a thread that reads nothing past the cache
     timeline = told.timeline()
-    of = {
-        ino: storage_requests.of_file(timeline, timeline.files[DEV, ino], 0, ns(100))
-        for ino in (A_GGUF, B_GGUF)
-    }
+    traffic = Traffic(timeline, 0, ns(100))
+    of = {ino: traffic.requests(timeline.files[DEV, ino]) for ino in (A_GGUF, B_GGUF)}
     assert of[B_GGUF]["start_ns"].tolist() == [ns(11), ns(12)]
     assert of[A_GGUF]["start_ns"].tolist() == [ns(15), ns(31)]
 
@@ -142,12 +143,13 @@ def test_the_parts_sum_to_the_wait(
             split(told, at + number / 100, 0.1, length / 2)
     timeline = told.timeline()
     file = timeline.files[DEV, B_GGUF]
-    reads = storage_requests.of_file(timeline, file, ns(0), ns(9_000))
+    traffic = Traffic(timeline, ns(0), ns(9_000))
+    where = Whereabouts(traffic.requests(file))
     whole = 0
     for begin, end in ((0, cut), (cut, 9_000)):
-        found = storage_requests.wait_split(timeline, file, reads, ns(begin), ns(end))
+        found = wait_split(traffic, file, where, ns(begin), ns(end))
         assert min(astuple(found)) >= 0
-        assert sum(astuple(found)) == storage.storage_wait_ns(timeline, file, ns(begin), ns(end))
+        assert sum(astuple(found)) == found.total_ns
         whole += sum(astuple(found))
     assert whole == sum(length for _, length in waits) * MS
 

@@ -15,7 +15,8 @@ from ttftprof.errors import RecordingError
 from ttftprof.events import Kind, Wait
 from ttftprof.recording import Reader
 from ttftprof.sources.http import BEGAN_BEFORE
-from ttftprof.timeline import FOREVER, Timeline, Waits, build
+from ttftprof.threads import FOREVER, Waits
+from ttftprof.timeline import Timeline, build
 from unit.recordings import (
     ARMED_NS,
     B_GGUF,
@@ -101,7 +102,7 @@ def test_an_unknown_process_is_none() -> None:
 
 
 def threads(timeline: Timeline, pid: int = PID) -> list[Waits]:
-    return sorted(timeline.waits[pid], key=lambda w: (w.born_ns, w.tid))
+    return sorted(timeline.threads.waits_of(pid).by_thread(), key=lambda w: (w.born_ns, w.tid))
 
 
 def spans(waits: Waits) -> list[tuple[int, int, Wait]]:
@@ -178,8 +179,8 @@ def test_rows_are_given_by_process() -> None:
         Scene().thread_row(PID, 20, min_flt=1).thread_row(NEW, 20).thread_row(PID, 40, min_flt=2)
     )
     rows = scene.timeline().thread_rows
-    assert rows[PID]["min_flt"].tolist() == [1, 2]
-    assert len(rows[NEW]) == 1
+    assert [own["min_flt"].tolist() for own in rows[PID]] == [[1, 2]]
+    assert [len(own) for own in rows[NEW]] == [1]
 
 
 # -- calls ----------------------------------------------------------------------------------------
@@ -428,8 +429,10 @@ def test_a_recording_that_was_killed_ends_with_its_last_fact() -> None:
 
 def test_an_empty_recording_is_a_timeline() -> None:
     timeline = Scene().timeline()
-    assert (timeline.processes, timeline.waits, timeline.files) == ({}, {}, {})
-    assert all(len(timeline.of_kind(kind)) == 0 for kind in Kind)
+    assert (timeline.processes, timeline.threads.lives, timeline.files) == ({}, [], {})
+    assert not any(map(len, timeline.events.values()))
+    assert not len(timeline.waits)
+    assert not len(timeline.blocks)
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from ttftprof.timeline import Timeline
 from ttftprof.tracks import tracks_of
-from unit.recordings import router_switch
+from unit.recordings import Scene, router_switch
 from unit.synthetic import busy_timeline
 
 
@@ -39,7 +36,7 @@ def test_a_thread_runs_between_its_waits() -> None:
     for name, ns in zip(thread.name, thread.busy_ns, strict=True):
         busy[name] += ns
     assert sum(busy.values()) == process.end_ns - process.start_ns
-    waits = timeline.waits[process.tgid][0]
+    waits = timeline.threads.waits_of(process.tgid).by_thread()[0]
     assert busy["storage_wait"] == int((waits.end_ns - waits.start_ns).sum())
 
 
@@ -48,7 +45,8 @@ def test_running_threads_integrate_to_their_cpu_time() -> None:
     (process,) = tracks_of(timeline).processes
     ns, values = np.array(process.running.ns), np.array(process.running.values)
     spent = float((np.diff(ns) * values[:-1]).sum())
-    waited = sum(int((w.end_ns - w.start_ns).sum()) for w in timeline.waits[process.tgid])
+    waits = timeline.threads.waits_of(process.tgid)
+    waited = int((waits.end_ns - waits.start_ns).sum())
     assert spent == pytest.approx(3 * (process.end_ns - process.start_ns) - waited, rel=0.01)
 
 
@@ -60,11 +58,5 @@ def test_a_huge_recording_is_bounded_and_says_what_it_left_out() -> None:
 
 
 def test_nothing_recorded_gives_no_tracks() -> None:
-    timeline = busy_timeline(threads=1, waits=1)
-    empty = replace(timeline, processes={}, waits={}, files={}, marks=(), calls=())
-    tracks = tracks_of(_without_events(empty))
+    tracks = tracks_of(Scene().timeline())
     assert (tracks.processes, tracks.storage, tracks.sizes, tracks.ticks) == ((), (), (), ())
-
-
-def _without_events(timeline: Timeline) -> Timeline:
-    return replace(timeline, events={kind: rows[:0] for kind, rows in timeline.events.items()})

@@ -67,7 +67,7 @@ def _busy_with(
     timeline: Timeline, process: Process, categories: tuple[str, ...], after_ns: int, before_ns: int
 ) -> Iterator[tuple[int, int, Segment]]:
     """(begin, end, segment) of the spans of such stacks that reach into an interval."""
-    dead = {w.tid: w.dead_ns for w in timeline.waits.get(process.tgid, ())}
+    dead = {life.tid: life.dead_ns for life in timeline.threads.lives_of(process.tgid)}
     for segment in timeline.python.get(process.tgid, ()):
         wanted = {
             number

@@ -13,7 +13,8 @@ from ttftprof.phases.edges import INFERRED, OBSERVED, Edge
 from ttftprof.phases.served import TOGETHER_NS, Served
 from ttftprof.reports import scale
 from ttftprof.sources.http import BEGAN_BEFORE
-from ttftprof.timeline import FOREVER, EngineLoad, Exchange, Timeline
+from ttftprof.threads import FOREVER
+from ttftprof.timeline import EngineLoad, Exchange, Timeline
 
 LOADED_FOR_ANOTHER = "its model was being loaded for an earlier request"
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from ttftprof.activities import process_activities
 from ttftprof.events import Kind
 from ttftprof.phases.holders import has_weights, loaders
-from ttftprof.timeline import FOREVER, Exchange, Process, Timeline
+from ttftprof.threads import FOREVER
+from ttftprof.timeline import Exchange, Process, Timeline
 
 # Requests that come within it come together: which of them a server's threads take first is luck.
 TOGETHER_NS = 2_000_000

@@ -11,7 +11,8 @@ from ttftprof.phases.holders import loaders
 from ttftprof.phases.room import RESTART_NS, first_act, replaced
 from ttftprof.phases.served import Served
 from ttftprof.phases.startup import StartUp, first_answered_ns, start_up_of
-from ttftprof.timeline import FOREVER, Call, Process, Timeline
+from ttftprof.threads import FOREVER
+from ttftprof.timeline import Call, Process, Timeline
 
 
 @dataclass(frozen=True, slots=True)

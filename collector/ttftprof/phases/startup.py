@@ -10,13 +10,16 @@ import numpy as np
 
 from ttftprof.activities import process_activities
 from ttftprof.events import Kind, MmapFlag, ReadFlag, Records, duration_end
+from ttftprof.grouping import split_by
 from ttftprof.model import Evidence, Phase
 from ttftprof.phases.edges import INFERRED, OBSERVED, Edge
 from ttftprof.phases.holders import files_used, has_weights, on_files, weights_of
 from ttftprof.phases.naps import Woken, woken
 from ttftprof.phases.python_edges import began_to_run, load_ended
 from ttftprof.phases.served import Served, ancestors
-from ttftprof.timeline import FOREVER, Call, Exchange, FileFacts, Ints, Process, Timeline, split_by
+from ttftprof.threads import FOREVER
+from ttftprof.timeline import Call, Exchange, FileFacts, Process, Timeline
+from ttftprof.windows import Ints
 
 # llama.cpp's empty run decodes the tokens that begin and end a text: two at most.
 WARM_UP_TOKENS = 2

@@ -10,7 +10,8 @@ from ttftprof.phases.edges import INFERRED, OBSERVED, Cutter, Edge
 from ttftprof.phases.queues import blocked_until, inside_server, others_computed_until
 from ttftprof.phases.served import Served, computed
 from ttftprof.phases.startup import StartUp, accepted_ns, first_prompt_call
-from ttftprof.timeline import FOREVER, Call, Exchange, Timeline
+from ttftprof.threads import FOREVER
+from ttftprof.timeline import Call, Exchange, Timeline
 
 
 def until_work(

@@ -24,7 +24,8 @@ from ttftprof.gpu_facts import DriverSpan
 from ttftprof.model import Part, Phase, ProcessTrack, Report, Request, Series
 from ttftprof.reports import html_data, words
 from ttftprof.reports.safe import plain
-from ttftprof.timeline import Timeline, Waits
+from ttftprof.threads import Waits
+from ttftprof.timeline import Timeline
 
 _IO_LANES = 32
 _NO_LANE = _IO_LANES
@@ -149,11 +150,11 @@ def _process(process: ProcessTrack, timeline: Timeline, numbers: Iterator[int]) 
     label = plain(process.label, _NAME)
     life = Slice(process.start_ns, process.end_ns, label, {"argv": plain(" ".join(process.argv))})
     yield Track(number, None, label, "process", [life], process.tgid)
-    for waits in timeline.waits.get(process.tgid, ()):
-        if waits.born_ns < process.end_ns and waits.dead_ns > process.start_ns:
-            slices = Slices(partial(_waits, waits, process.start_ns, process.end_ns))
-            name = f"thread {waits.tid}"
-            yield Track(next(numbers), number, name, "thread", slices, process.tgid, waits.tid)
+    threads = timeline.threads.waits_of(process.tgid, process.start_ns, process.end_ns)
+    for waits in threads.by_thread():
+        slices = Slices(partial(_waits, waits, process.start_ns, process.end_ns))
+        name = f"thread {waits.tid}"
+        yield Track(next(numbers), number, name, "thread", slices, process.tgid, waits.tid)
     yield from _calls(process, timeline, number, numbers)
     for tid, rate_hz, frames in python_frames.threads(timeline, process):
         name = f"Python of thread {tid}, {rate_hz} looks a second"
@@ -252,15 +253,14 @@ _ASKED = np.dtype([("start_ns", "<i8"), ("end_ns", "<i8"), ("ino", "<u8"), ("byt
 
 def _asked(timeline: Timeline) -> Records:
     """Requests to storage of all kinds by start, then end."""
-    parts = [(timeline.of_kind(Kind.BLOCK), 0), (timeline.of_kind(Kind.REMOTE), 32)]
-    found = np.empty(sum(len(events) for events, _ in parts), _ASKED)
-    at = 0
-    for events, shift in parts:
-        own = found[at : at + len(events)]
-        own["start_ns"], own["ino"] = events["start_ns"], events["ino"]
-        own["end_ns"] = duration_end(events)
-        own["bytes"] = events["a"] >> np.uint64(shift)
-        at += len(events)
+    blocks, remote = timeline.blocks.everything(), timeline.of_kind(Kind.REMOTE)
+    found = np.empty(len(blocks["ino"]) + len(remote), _ASKED)
+    of_disks, of_remote = found[: len(blocks["ino"])], found[len(blocks["ino"]) :]
+    for name in ("start_ns", "end_ns", "ino"):
+        of_disks[name] = blocks[name]
+    of_disks["bytes"] = blocks["a"]
+    of_remote["start_ns"], of_remote["end_ns"] = remote["start_ns"], duration_end(remote)
+    of_remote["ino"], of_remote["bytes"] = remote["ino"], remote["a"] >> np.uint64(32)
     ordered: Records = found[np.lexsort((found["end_ns"], found["start_ns"]))]
     return ordered
 

@@ -50,7 +50,7 @@ def steps(timeline: Timeline) -> dict[str, Step]:
         told = json.loads(line)
         file = next(f for f in timeline.files.values() if f.path == told["path"])
         span = int(told["start_ns"]), int(told["end_ns"])
-        reads = storage_requests.of_file(timeline, file, *span)
+        reads = storage_requests.Traffic(timeline, *span).requests(file)
         found[str(told["name"])] = Step(file, layers[file.path], *span, reads)
     return found
 
@@ -73,7 +73,7 @@ def test_the_delay_that_was_set_is_recovered(steps: dict[str, Step]) -> None:
     step = steps["delay-some"]
     pages = step.reads[step.reads["asked_bytes"] == PAGE]
     assert len(pages) == step.file.size_bytes // PAGE // 32
-    found = path_model.fit(step.reads)
+    found = path_model.fit(path_model.answered(step.reads))
     assert found
     assert found.delay_ns == pytest.approx(DELAY_NS, rel=TOLERANCE)
     depth = remote.in_flight(pages)
@@ -85,7 +85,13 @@ def test_waiting_for_the_layer_is_waiting_for_a_device(
     steps: dict[str, Step], timeline: Timeline
 ) -> None:
     step = steps["delay-some"]
-    split = storage_requests.wait_split(timeline, step.file, step.reads, step.start_ns, step.end_ns)
+    window = step.start_ns, step.end_ns
+    split = storage_requests.wait_split(
+        storage_requests.Traffic(timeline, *window),
+        step.file,
+        storage_requests.Whereabouts(step.reads),
+        *window,
+    )
     waited_ns = split.device_ns + split.client_ns
     assert waited_ns >= 0.9 * len(step.reads) * DELAY_NS
     assert split.device_ns >= 0.95 * waited_ns

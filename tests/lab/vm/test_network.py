@@ -430,7 +430,8 @@ def test_a_server_gone_silent_leaves_reads_unanswered() -> None:
     assert int((hanging["end_ns"] - hanging["start_ns"]).max()) > 1_000_000_000
     assert any("NFS read(s) were unanswered" in note for note in report.notes)
     # Its reader was still waiting for them, and it is known for what.
-    [[waits]] = timeline.waits.values()
+    (tgid,) = {life.tgid for life in timeline.threads.lives}
+    (waits,) = timeline.threads.waits_of(tgid).by_thread()
     last = waits.start_ns.argmax()
     assert waits.reason[last] == Wait.STORAGE
     assert (waits.dev[last], waits.ino[last]) == file.key
