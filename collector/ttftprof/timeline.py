@@ -408,7 +408,9 @@ def _build(reader: Facts) -> Timeline:
     found = windows.read(reader.pages("events"), {Kind.OFFCPU: last_waits, Kind.BLOCK: disks})
     by_kind = _by_kind(found.rest)
     waits, blocks = found.bulky[Kind.OFFCPU], found.bulky[Kind.BLOCK]
-    threads, impossible_rows = _possible(reader.stream("threads"), "ns", "since_ns", "off_ns")
+    threads, impossible_rows = windows.possible(
+        reader.stream("threads"), "ns", "since_ns", "off_ns"
+    )
     damaged = found.impossible + impossible_rows
     reach = _reach(by_kind, [waits, blocks], threads)
     start_ns = _stamp(meta.get("start_ns") or reach[0])
@@ -416,7 +418,7 @@ def _build(reader: Facts) -> Timeline:
     end_ns = _stamp(meta.get("end_ns") or max(reach[1], start_ns))
     looks = np.unique(threads["ns"].astype(np.int64))
     thread_rows = _rows_by_thread(threads)
-    del threads  # a copy of all of it
+    del threads  # `thread_rows` is a copy
     marks = tuple(_marks(reader))
     calls = _calls(by_kind, {int(k): v for k, v in (meta.get("marks") or {}).items()})
     asked = remote.reads_of(by_kind)
@@ -476,15 +478,6 @@ def _by_kind(events: Records) -> dict[Kind, Records]:
     edges = np.searchsorted(events["kind"], [*map(int, Kind), int(max(Kind)) + 1]).tolist()
     views = (events[first:end] for first, end in pairwise(edges))
     return {kind: view for kind, view in zip(Kind, views, strict=True) if kind not in BULKY}
-
-
-def _possible(records: Records, *stamps: str) -> tuple[Records, int]:
-    """(the records without those whose stamps no clock ever showed, the number of those)."""
-    impossible = np.zeros(len(records), bool)
-    for name in stamps:
-        impossible |= records[name] >= IMPOSSIBLE_NS
-    number = int(np.count_nonzero(impossible))
-    return (records[~impossible] if number else records), number
 
 
 def _stamp(value: Any) -> int:
@@ -714,7 +707,7 @@ def _files(
     """The followed files. `looks`: every moment at which the recorder read the counters."""
     touches = split_by(by_kind[Kind.TOUCH], "dev", "ino")
     ticks = _Ticks.of(reader.meta, by_kind[Kind.TOUCH])
-    rows, _ = _possible(reader.stream("files"), "ns")
+    rows, _ = windows.possible(reader.stream("files"), "ns")
     parts = split_by(_in_order(rows), "dev", "ino")
     named: dict[tuple[int, int], list[tuple[int, dict[str, Any]]]] = {}
     for ns, told in reader.facts("file"):

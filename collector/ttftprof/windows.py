@@ -140,6 +140,12 @@ class Windowed:
     def everything(self) -> Columns:
         return self.begun(0, IMPOSSIBLE_NS)
 
+    def records(self) -> Iterator[Records]:
+        """All of them as `EVENT`, in parts, as they were written."""
+        for records in self._pages.source:
+            own, _ = possible(records, "start_ns", "duration_ns")
+            yield own[own["kind"] == self._kind]
+
     def windows(self, share: float = 1.0) -> Iterator[tuple[int, int]]:
         """[start, end) of windows that together hold all records, some thousand in each; or such a
         share of them, evenly spread."""
@@ -167,14 +173,14 @@ class _Pages:
     """The pages of a recording, split by kind; the last ones asked for are kept."""
 
     def __init__(self, source: Sequence[Records]) -> None:
-        self._source = source
+        self.source = source
         self._kept: OrderedDict[int, _Page] = OrderedDict()
         self._kept_bytes = 0
 
     def __getitem__(self, number: int) -> _Page:
         page = self._kept.get(number)
         if page is None:
-            page, *_ = _split(self._source[number])
+            page, *_ = _split(self.source[number])
             self.keep(number, page)
         else:
             self._kept.move_to_end(number)
@@ -223,10 +229,7 @@ def _split(
     records: Records,
 ) -> tuple[_Page, Mapping[Kind, Columns], Records, int]:
     """(by kind what is short, what took long; records of other kinds; how many cannot be)."""
-    wrong = (records["start_ns"] >= IMPOSSIBLE_NS) | (records["duration_ns"] >= IMPOSSIBLE_NS)
-    impossible = int(np.count_nonzero(wrong))
-    if impossible:
-        records = records[~wrong]
+    records, impossible = possible(records, "start_ns", "duration_ns")
     kinds, others = records["kind"], np.ones(len(records), bool)
     page, far = {}, {}
     for kind in BULKY:
@@ -239,6 +242,15 @@ def _split(
             columns = {name: column[~long] for name, column in columns.items()}
         page[kind] = _Stretch.of(columns)
     return page, far, records[others], impossible
+
+
+def possible(records: Records, *stamps: str) -> tuple[Records, int]:
+    """(the records without those whose stamps no clock ever showed, the number of those)."""
+    impossible = np.zeros(len(records), bool)
+    for name in stamps:
+        impossible |= records[name] >= IMPOSSIBLE_NS
+    number = int(np.count_nonzero(impossible))
+    return (records[~impossible] if number else records), number
 
 
 def _columns(records: Records, own: npt.NDArray[np.bool_], kind: Kind) -> Columns:

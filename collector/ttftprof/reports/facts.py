@@ -65,9 +65,16 @@ def batches(report: Report, timeline: Timeline) -> Iterator[dict[str, Column]]:
     """The table in parts, as columns of equal length."""
     yield _of_requests(report)
     paths = {file.key: plain(file.path) for file in timeline.files.values()}
-    for kind, records in timeline.events.items():
+    for kind, records in _events(timeline):
         for begin in range(0, len(records), _ROWS):
             yield _of_events(kind, records[begin : begin + _ROWS], paths)
+
+
+def _events(timeline: Timeline) -> Iterator[tuple[Kind, Records]]:
+    yield from timeline.events.items()
+    for kind, bulky in ((Kind.OFFCPU, timeline.waits), (Kind.BLOCK, timeline.blocks)):
+        for records in bulky.records():
+            yield kind, records
 
 
 def _of_requests(report: Report) -> dict[str, Column]:
