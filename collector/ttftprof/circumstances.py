@@ -13,7 +13,9 @@ from statistics import median
 
 from ttftprof.activities import cpu_wait_ns
 from ttftprof.engines.catalog import Engine, FixedWait, option_of
+from ttftprof.engines.driver_calls import CONTEXT
 from ttftprof.events import Kind
+from ttftprof.gpu_parts import length, union
 from ttftprof.model import Evidence, Phase
 from ttftprof.phases import Served, Started, StartUp
 from ttftprof.phases.holders import files_used
@@ -352,7 +354,8 @@ def _window(phases: Sequence[Phase], name: str) -> tuple[int, int] | None:
 
 
 def _fit_ns(timeline: Timeline, start: StartUp | None, phases: Sequence[Phase]) -> int:
-    """Engine calls before the load: a first, header-only load that looks whether the model fits."""
+    """Engine calls before the load: a first, header-only load that looks whether the model fits. To
+    make the device's context, as its first call of the driver may do, is needed in any case."""
     window = _window(phases, "launch")
     if start is None or window is None:
         return 0
@@ -361,7 +364,10 @@ def _fit_ns(timeline: Timeline, start: StartUp | None, phases: Sequence[Phase]) 
     ]
     if not any(c.name == "model_load" for c in calls):
         return 0
-    return max(c.end_ns for c in calls) - min(c.start_ns for c in calls)
+    span = min(c.start_ns for c in calls), max(c.end_ns for c in calls)
+    made = timeline.gpu.during(start.process.tgid, *span)
+    contexts = union(((c.start_ns, c.end_ns) for c in made if c.group == CONTEXT), span)
+    return span[1] - span[0] - length(contexts)
 
 
 def _unasked_ns(timeline: Timeline, start: StartUp | None, phases: Sequence[Phase]) -> int:

@@ -15,6 +15,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -615,8 +616,31 @@ def display_vendors(machine: Machine) -> set[str]:
 def ask_gpus() -> str:
     """Driver and devices of each make in one line, "" if there is none to ask. Raises `GpuAbsent`
     for a library that does not work."""
-    found = (nvml.find(), drm.find())
-    return "; ".join(_describe_gpus(vendor) for vendor in found if vendor is not None)
+    vendors = [vendor for vendor in (nvml.find(), drm.find()) if vendor is not None]
+    return _in_time(lambda: "; ".join(map(_describe_gpus, vendors)))
+
+
+_DRIVER_ANSWERS_S = 10.0  # waking a driver takes seconds
+_HANGS = "the driver does not answer"
+
+
+def _in_time(ask: Callable[[], str], within_s: float = _DRIVER_ANSWERS_S) -> str:
+    """What it answers. Raises what it raises, and `GpuAbsent` for a driver that hangs."""
+    answers: list[str | Exception] = []
+
+    def run() -> None:
+        try:
+            answers.append(ask())
+        except Exception as error:
+            answers.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(within_s)
+    answer = answers[0] if answers else GpuAbsent(_HANGS)
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def _describe_gpus(vendor: Vendor) -> str:
@@ -646,6 +670,8 @@ def check_gpu(machine: Machine, ask: Callable[[], str] = ask_gpus) -> Check:
 
 
 def _nvml_fix(reason: str, machine: Machine) -> str:
+    if reason == _HANGS:
+        return "dmesg | grep NVRM tells why; a reboot mostly helps"
     if "Driver Not Loaded" in reason:
         return "modprobe nvidia (nvidia-smi tells more)"
     names = {"apt": "libnvidia-ml1", "dnf": "nvidia-driver-NVML", "pacman": "nvidia-utils"}

@@ -31,7 +31,7 @@ _LATE_NS = 2_000_000
 _QUESTIONS = {
     "nvmlDeviceGetMemoryInfo": ("memory", Valid.USED),
     "nvmlDeviceGetUtilizationRates": ("utilisation", Valid.BUSY),
-    "nvmlDeviceGetComputeRunningProcesses_v3": ("processes", None),
+    "nvmlDeviceGetComputeRunningProcesses_v3": ("memory by process", None),
     "nvmlDeviceGetPcieThroughput": ("link traffic", Valid.RX),
     "nvmlDeviceGetCurrPcieLinkGeneration": ("link", Valid.LINK),
     "nvmlDeviceGetCurrPcieLinkWidth": ("link", Valid.LINK),
@@ -54,14 +54,15 @@ def uses_of(timeline: Timeline, tgid: int, start_ns: int, end_ns: int) -> list[G
     copies = _inside(timeline.gpu.during(tgid, *window), window)
     copied = sum(c.size_bytes for c in copies) if timeline.gpu.calls.get(tgid) else None
     devices = timeline.gpu.devices
-    holding = _holding(timeline, tgid)
+    holding = timeline.gpu.held_by(tgid)
     if not devices:
         if copied is None:
             return []
-        return [GpuUse(0, "GPU", None, None, None, copied, "driver calls")]
+        return [GpuUse(0, "GPU 0", "GPU", None, None, None, copied, "driver calls")]
     return [
         GpuUse(
             index=index,
+            label=timeline.gpu.name_of(index),
             name=str(fact.get("name") or f"GPU {index}"),
             memory_before_bytes=level(timeline, index, start_ns),
             memory_after_bytes=level(timeline, index, end_ns),
@@ -83,13 +84,16 @@ def notes_of(timeline: Timeline) -> list[str]:
     """What devices do not tell, which calls may be missing, and how far samples came off their
     schedule."""
     notes = list(_unseen_calls(timeline))
-    for index in sorted(timeline.gpu.devices):
+    whole = (i for i, fact in sorted(timeline.gpu.devices.items()) if fact.get("parent") is None)
+    for index in whole:  # what instances do not tell, their GPU may
         asked = [_QUESTIONS.get(r.call) for r in timeline.gpu.refused if r.device == index]
         missing = {
             q[0] for q in asked if q and not (q[1] and len(timeline.gpu.of_device(index, q[1])))
         }
         if missing:
-            notes.append(f"GPU {index} does not tell its {', '.join(sorted(missing))}")
+            notes.append(
+                f"{timeline.gpu.name_of(index)} does not tell its {', '.join(sorted(missing))}"
+            )
     rows = timeline.gpu.samples[timeline.gpu.samples["took_ns"] > 0]
     if len(rows) and (late_ns := int(np.median(rows["late_ns"]))) > _LATE_NS:
         notes.append(f"samples of the GPU came {late_ns / 1e6:.0f} ms late at the median")
@@ -107,12 +111,6 @@ def _unseen_calls(timeline: Timeline) -> Iterator[str]:
                 f"calls into {library.path} in the first {ms:.1f} ms after pid {library.tgid} "
                 "mapped it may be missing"
             )
-
-
-def _holding(timeline: Timeline, tgid: int) -> set[int]:
-    """The devices on which a process was ever seen to have memory."""
-    rows = timeline.gpu.process_samples
-    return set(rows["device"][(rows["tgid"] == tgid) & (rows["used_bytes"] > 0)].tolist())
 
 
 def _busy_ns(timeline: Timeline, device: int, window: Span) -> int | None:
@@ -172,11 +170,12 @@ def series_of(timeline: Timeline) -> list[Series]:
     """The curves of each device and of the processes on it, and what was copied to devices."""
     found = []
     for index in sorted(timeline.gpu.devices):
+        shown = timeline.gpu.name_of(index)
         for curve in _CURVES:
             rows = timeline.gpu.of_device(index, curve.valid)
             values = curve.values(rows)
             if len(rows) and not (curve.rare and not np.any(values)):
-                found.append(_series(curve.name, curve.unit, f"GPU {index}", rows["ns"], values))
+                found.append(_series(curve.name, curve.unit, shown, rows["ns"], values))
         found += _process_series(timeline, index)
     copies = [c for own in timeline.gpu.calls for c in timeline.gpu.copies(own)]
     copies = [c for c in copies if c.end_ns != FOREVER]
@@ -203,7 +202,7 @@ def _process_series(timeline: Timeline, device: int) -> Iterator[Series]:
         ns, used = own["ns"].astype(np.int64), own["used_bytes"].astype(np.int64)
         until = np.append(ns[1:] - 1, max(timeline.end_ns, int(ns[-1])))
         stamps = np.column_stack([ns, until]).ravel()
-        name = f"GPU {device} pid {tgid}"
+        name = f"{timeline.gpu.name_of(device)} pid {tgid}"
         yield _series("gpu_process_bytes", "bytes", name, stamps, np.repeat(used, 2))
 
 

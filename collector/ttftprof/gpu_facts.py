@@ -72,6 +72,7 @@ class CacheOpen:
     missing: bool
     size_bytes: int
     fstype: str | None = None
+    file: tuple[int, int] | None = None  # device and inode
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,21 @@ class GpuFacts:
         bits = np.uint16(valid)
         found: Records = rows[(rows["device"] == device) & ((rows["valid"] & bits) == bits)]
         return found
+
+    def name_of(self, device: int) -> str:
+        """`GPU 0`; of an instance of a partitioned one, `GPU 0 MIG 1`."""
+        parent = self.devices.get(device, {}).get("parent")
+        if parent is None:
+            return f"GPU {device}"
+        others = [index for index, fact in self.devices.items() if fact.get("parent") == parent]
+        return f"GPU {parent} MIG {sorted(others).index(device)}"
+
+    def held_by(self, tgid: int) -> set[int]:
+        """The devices on which a process was ever seen to have memory; of a partitioned one and
+        its instances, the instances."""
+        rows = self.process_samples
+        held = set(rows["device"][(rows["tgid"] == tgid) & (rows["used_bytes"] > 0)].tolist())
+        return held - {self.devices.get(index, {}).get("parent") for index in held}
 
     def during(self, tgid: int, begin_ns: int, end_ns: int) -> list[DriverSpan]:
         """The calls of one process that were under way in an interval."""
@@ -242,6 +258,7 @@ def _ordered(rows: Records) -> Records:
 
 def _cache_opens(reader: Facts) -> Iterator[CacheOpen]:
     for ns, fact in reader.facts("cache_open"):
+        ino = int(fact.get("ino") or 0)
         yield CacheOpen(
             ns=ns,
             tgid=int(fact["tgid"]),
@@ -250,4 +267,5 @@ def _cache_opens(reader: Facts) -> Iterator[CacheOpen]:
             missing=bool(fact.get("missing")),
             size_bytes=int(fact.get("size_bytes") or 0),
             fstype=fact.get("fstype"),
+            file=(int(fact["dev"]), ino) if ino else None,
         )

@@ -91,7 +91,9 @@ def _edges(timeline: Timeline, begin_ns: int, end_ns: int) -> Iterator[MemoryEdg
 
 
 def _told(timeline: Timeline, edge: MemoryEdge, begin_ns: int, end_ns: int) -> Iterator[Evidence]:
-    yield Evidence("gpu", f"memory given back on GPU {edge.device}", edge.fell_bytes, "bytes")
+    yield Evidence(
+        "gpu", f"memory given back on {timeline.gpu.name_of(edge.device)}", edge.fell_bytes, "bytes"
+    )
     yield Evidence("gpu", "it was back after", edge.back_ns - begin_ns, "ns")
     if edge.rises_ns is not None:
         gap_ns = edge.rises_ns - edge.back_ns

@@ -192,8 +192,11 @@ def _said(timeline: Timeline, tgid: int, name: str) -> Iterator[Span]:
 
 def cache_evidence(timeline: Timeline, window: Span) -> Iterator[Evidence]:
     """For each kernel cache, whether what was wanted was in it, and what the next start will find.
-    A name that is written was not there."""
-    opens = [c for c in timeline.gpu.cache_opens if window[0] <= c.ns < window[1]]
+    A name that is written was not there; to read it back is no hit."""
+    every = timeline.gpu.cache_opens
+    made = {c.file: c.ns for c in reversed(every) if c.write and c.file is not None}
+    opens = [c for c in every if window[0] <= c.ns < window[1]]
+    opens = [c for c in opens if c.write or c.file not in made or c.ns < made[c.file]]
     for cache in dict.fromkeys(c.cache for c in opens):
         own = [c for c in opens if c.cache == cache]
         written = [c for c in own if c.write]
@@ -256,9 +259,14 @@ def _captures(timeline: Timeline, tgid: int) -> list[Span]:
 
 def _allocation(name: str, calls: Sequence[DriverSpan], window: Span) -> Part | None:
     made = [call for call in calls if call.group in (known.ALLOC, known.MAP, known.PIN)]
-    given = sum(c.size_bytes for c in made if c.group != known.MAP and not c.result)
+    given, pinned = (
+        sum(c.size_bytes for c in made if c.group == group and not c.result)
+        for group in (known.ALLOC, known.PIN)
+    )
     refused = sum(1 for c in made if c.result == known.OUT_OF_MEMORY)
     evidence = [_called(made), Evidence("driver", "memory given", given, "bytes")]
+    if pinned:
+        evidence.append(Evidence("driver", "the host's memory pinned", pinned, "bytes"))
     if refused:
         evidence.append(Evidence("driver", "refused: out of memory", refused, "calls"))
     return part_of(name, _spans(made), window, "observed", *evidence)
@@ -333,6 +341,9 @@ def transfer_evidence(timeline: Timeline, tgid: int, window: Span) -> list[Evide
     unknown = sum(c.size_bytes for c in under_way if c.either_way and c.start_ns >= window[0])
     if unknown:
         told.append(Evidence("driver", "copied in a direction that is not told", unknown, "bytes"))
+    batches = sum(1 for c in under_way if c.either_way and not c.size_bytes)
+    if batches:
+        told.append(Evidence("driver", "copies whose size is not told", batches, "calls"))
     return told
 
 

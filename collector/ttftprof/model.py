@@ -352,7 +352,10 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
+    """What a GPU did for one request. `label`: `GPU 0`, of an instance of it `GPU 0 MIG 1`."""
+
     index: int
+    label: str
     name: str
     memory_before_bytes: int | None
     memory_after_bytes: int | None

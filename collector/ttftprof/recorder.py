@@ -630,6 +630,8 @@ class Recorder:
             "fstype": self._cache_fstype(pid, cache, path),
             "write": bool(flags & CacheFlag.WRITE),
             "missing": bool(flags & CacheFlag.MISSING),
+            "dev": int(head["dev"]),
+            "ino": int(head["key"]),
             "size_bytes": int(head["skipped"]),
         }
         self.writer.add_fact("cache_open", int(head["start_ns"]), fact)
@@ -718,11 +720,12 @@ class Recorder:
                     self._relieve(ns, decision)
 
     def _own_cost(self) -> dict[str, int]:
-        """CPU time while recording, py-spy's with it, and before (start, imports, loading); peak
-        memory."""
+        """CPU time while recording, py-spy's with it, before (start, imports, loading), and for
+        samples of GPUs; peak memory."""
         return {
             "cpu_ns": time.process_time_ns() - self._armed_cpu_ns + self._python.cpu_ns,
             "arming_cpu_ns": self._armed_cpu_ns,
+            "gpu_cpu_ns": self._gpus.cpu_ns,
             "max_rss_bytes": own_peak_bytes(),
         }
 

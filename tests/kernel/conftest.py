@@ -10,6 +10,7 @@ import pytest
 
 from kernel.slow_fuse import compiled
 from kernel.truth_table import TABLE, page, summary
+from lab import fake_gpu
 
 
 @pytest.fixture(scope="module")
@@ -31,3 +32,12 @@ def pytest_terminal_summary(
     if path:
         machine = f"Linux {platform.release()}, {os.cpu_count()} cores"
         Path(path).write_text(page(rows, machine))
+
+
+@pytest.fixture(scope="session")
+def gpu_libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with both libraries, as a container might have one: none of the usual paths."""
+    folder = tmp_path_factory.mktemp("driver")
+    fake_gpu.build("fake_nvml.c", folder, "libnvidia-ml.so.1")
+    fake_gpu.build("fake_cuda.c", folder, "libcuda.so.1")
+    return folder

@@ -53,9 +53,10 @@ class Recording:
         return Reader(self.path)
 
 
-def start_recording(path: Path, *arguments: str) -> Recording:
+def start_recording(path: Path, *arguments: str, through: Sequence[str] = ()) -> Recording:
     """`ttftprof record ARGUMENTS -o PATH`, armed when this returns; every probe at any cost, or
-    what a slow machine's budget leaves out would be missing."""
+    what a slow machine's budget leaves out would be missing. `through`: a command that executes
+    what follows it."""
     ready = path.with_suffix(".ready")
     ready.unlink(missing_ok=True)
     command = [sys.executable, "-m", "ttftprof", "record", *arguments]
@@ -65,7 +66,7 @@ def start_recording(path: Path, *arguments: str) -> Recording:
     separator = command.index("--") if "--" in command else len(command)
     began = time.monotonic()
     process = subprocess.Popen(
-        [*command[:separator], *options, *command[separator:]],
+        [*through, *command[:separator], *options, *command[separator:]],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -81,9 +82,9 @@ def start_recording(path: Path, *arguments: str) -> Recording:
 
 
 @contextmanager
-def recording(path: Path, *arguments: str) -> Iterator[Recording]:
+def recording(path: Path, *arguments: str, through: Sequence[str] = ()) -> Iterator[Recording]:
     """Records while the block runs; stopped as by Ctrl-C."""
-    started = start_recording(path, *arguments)
+    started = start_recording(path, *arguments, through=through)
     try:
         yield started
         code = started.stop()

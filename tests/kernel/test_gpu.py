@@ -12,8 +12,6 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,7 @@ from ttftprof.activities import process_activities
 from ttftprof.engines.driver_calls import LAUNCH
 from ttftprof.events import DeviceFlag
 from ttftprof.gpu_facts import DriverSpan
-from ttftprof.gpu_parts import with_parts
+from ttftprof.gpu_parts import cache_evidence, with_parts
 from ttftprof.gpu_rows import Valid
 from ttftprof.kernel.session import Settings
 from ttftprof.model import Phase
@@ -44,8 +42,6 @@ PROCESS = fake_gpu.HERE / "gpu_process.py"
 MIB = 1 << 20
 MS = 1_000_000
 WEIGHTS_BYTES = 48 * MIB
-CALLS_AFTER = 53
-HUNG_S = 1.2  # more than a call may take
 LOOKS = 80  # calls of NVML, in which a sampler has asked for everything
 LAUNCHED = "cuLaunchKernel"
 TRIES = 3  # two cores that others use: a span is exact when nobody was in its way
@@ -74,15 +70,6 @@ class Run:
         return [call for call in self.calls if call.name == name]
 
 
-@pytest.fixture(scope="module")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with both libraries, as a container might have one: none of the usual paths."""
-    folder = tmp_path_factory.mktemp("driver")
-    fake_gpu.build("fake_nvml.c", folder, "libnvidia-ml.so.1")
-    fake_gpu.build("fake_cuda.c", folder, "libcuda.so.1")
-    return folder
-
-
 def record_process(libraries: Path, folder: Path, *options: str) -> Run:
     state = State(folder / "state")
     weights = make_model(folder / "weights.gguf", WEIGHTS_BYTES)
@@ -104,7 +91,7 @@ def record_process(libraries: Path, folder: Path, *options: str) -> Run:
     try:
         assert process.stdout.readline() == "mapped\n"
         with (
-            on_fake_gpu(libraries, state),
+            fake_gpu.shown(libraries, state),
             recording(folder / "gpu.ttft", "--pid", str(process.pid), *options) as recorded,
         ):
             fake_gpu.await_calls(state, LOOKS)
@@ -127,15 +114,6 @@ def record_process(libraries: Path, folder: Path, *options: str) -> Run:
     return run
 
 
-@contextmanager
-def on_fake_gpu(libraries: Path, state: State) -> Iterator[None]:
-    """What is started meanwhile finds the tests' own NVML, and what it says."""
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("FAKE_GPU_STATE", str(state.path))
-        environment.setenv("LD_LIBRARY_PATH", str(libraries))
-        yield
-
-
 def policies_of(pid: int) -> list[int]:
     """How the kernel schedules each thread; the first thread comes first."""
     tids = sorted(int(task.name) for task in Path(f"/proc/{pid}/task").iterdir())
@@ -143,10 +121,10 @@ def policies_of(pid: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def runs(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+def runs(gpu_libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     """The last of them with launches."""
     options: list[tuple[str, ...]] = [()] * (TRIES - 1) + [("--gpu-launches",)]
-    return [record_process(libraries, tmp_path_factory.mktemp("run"), *own) for own in options]
+    return [record_process(gpu_libraries, tmp_path_factory.mktemp("run"), *own) for own in options]
 
 
 def test_every_call_is_a_span_with_its_bytes_and_result(runs: list[Run]) -> None:
@@ -289,7 +267,7 @@ def test_the_samples_keep_their_schedule(runs: list[Run]) -> None:
     assert min(medians) < 2 * MS, medians
 
 
-def test_calls_right_after_the_library_was_mapped(libraries: Path, tmp_path: Path) -> None:
+def test_calls_right_after_the_library_was_mapped(gpu_libraries: Path, tmp_path: Path) -> None:
     """At a path that nobody knew, calls of the first milliseconds are missing: the report says of
     how many, and from then on every single one is there."""
     code = (
@@ -301,7 +279,7 @@ def test_calls_right_after_the_library_was_mapped(libraries: Path, tmp_path: Pat
         "    cuda.cuInit(0)\n"
         "    time.sleep(0.001)\n"
     )
-    stamps, library = tmp_path / "stamps", libraries / "libcuda.so.1"
+    stamps, library = tmp_path / "stamps", gpu_libraries / "libcuda.so.1"
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(library)],
         env=os.environ | {"FAKE_CUDA_STAMPS": str(stamps)},
@@ -326,56 +304,6 @@ def test_calls_right_after_the_library_was_mapped(libraries: Path, tmp_path: Pat
         f"calls into {library} in the first {met.unseen_ns / 1e6:.1f} ms after pid {process.pid} "
         "mapped it may be missing"
     )
-
-
-def test_a_gpu_that_is_lost_and_a_driver_that_hangs_cost_only_their_samples(
-    libraries: Path, tmp_path: Path
-) -> None:
-    """Of two GPUs one falls off the bus; then NVML does not return any more. The recorder ends when
-    told to, has all that the server did after that, and says what is missing."""
-    code = (
-        "import ctypes, sys\n"
-        "cuda = ctypes.CDLL(sys.argv[1])\n"
-        "print('mapped', flush=True)\n"
-        "sys.stdin.readline()\n"
-        f"for _ in range({CALLS_AFTER}): cuda.cuInit(0)\n"
-    )
-    state = State(tmp_path / "state")
-    state[fake_gpu.COUNT], state[fake_gpu.USED + 1] = 2, 5 * MIB
-    program = [sys.executable, "-c", code, str(libraries / "libcuda.so.1")]
-    process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout
-    assert process.stdout.readline() == "mapped\n"
-    with (
-        on_fake_gpu(libraries, state),
-        recording(tmp_path / "hangs.ttft", "--pid", str(process.pid)) as recorded,
-    ):
-        fake_gpu.await_calls(state, 100)
-        state[fake_gpu.LOST + 1] = 1
-        fake_gpu.await_calls(state, 100)
-        state[fake_gpu.HANG_MS] = 3_600_000
-        fake_gpu.await_that(lambda: not state[fake_gpu.HANG_MS])
-        hangs_ns = time.monotonic_ns()
-        time.sleep(HUNG_S)
-        process.communicate("go\n", timeout=30)
-        told_to_end_ns = time.monotonic_ns()
-        recorded.stop()
-    assert time.monotonic_ns() - told_to_end_ns < 10_000 * MS
-    with recorded.reader() as reader:
-        assert reader.meta["complete"]
-        timeline = build(reader)
-        (lost,) = [fact for _, fact in reader.facts("gpu_lost")]
-        (hung,) = [fact for _, fact in reader.facts("gpu_hung")]
-    assert (lost["index"], hung["call"]) == (1, "nvmlDeviceGetMemoryInfo")
-    assert 0 <= hangs_ns - hung["since_ns"] < 1_000 * MS
-    samples = timeline.gpu.samples[timeline.gpu.samples["took_ns"] > 0]
-    assert set(samples["device"].tolist()) == {0, 1}
-    assert int(samples["ns"].max()) <= hung["since_ns"]
-    assert len(timeline.gpu.calls[process.pid]) == CALLS_AFTER
-    assert timeline.processes[process.pid][-1].exit_ns
-    (warning,) = [w for w in warnings(recorded.report()) if "gpu" in w]
-    for said in ("GPU 1 was lost while recording", "nvmlDeviceGetMemoryInfo did not return"):
-        assert said in warning
 
 
 def recorded_alone(script: str, path: Path) -> tuple[str, Recording]:
@@ -453,11 +381,7 @@ class DeviceRun:
 @pytest.fixture(scope="module")
 def devices(tmp_path_factory: pytest.TempPathFactory) -> DeviceRun:
     folder = tmp_path_factory.mktemp("devices")
-    for file in (".nv/ComputeCache/0/index", ".nv/ComputeCache/0/a0f3", ".triton/cache/x/lock"):
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (folder / file).write_bytes(bytes(1000))
-    (folder / "site-packages/flashinfer").mkdir(parents=True)
-    (folder / "site-packages/flashinfer/__init__.py").write_text("")
+    device_process.make_caches(folder)
     (folder / "ptxas").symlink_to("/bin/true")
     program = [sys.executable, fake_gpu.HERE / "device_process.py", folder, folder / "ptxas"]
     script = f"{MAKE_DEVICES} && exec {shlex.join(map(str, program))}"
@@ -513,13 +437,25 @@ def test_without_symbols_the_context_is_told_by_the_device(devices: DeviceRun) -
 
 
 def test_kernel_caches_and_compilers(devices: DeviceRun) -> None:
-    """Read, written, missing; an index is no kernel, and a package no cache."""
+    """Of every cache what was read, written and read back, and what was missing; an index is no
+    kernel, and a package no cache."""
     gpu = devices.timeline.gpu
-    assert [(c.cache, c.write, c.missing, c.size_bytes) for c in gpu.cache_opens] == [
-        ("ComputeCache", False, False, 1000),
-        ("Triton", True, False, 0),
-        ("Triton", False, True, 0),
+    used = [
+        (name, *how)
+        for name in device_process.CACHES
+        for how in ((False, False, 1000), (True, False, 0), (False, False, 10))
     ]
+    assert [(c.cache, c.write, c.missing, c.size_bytes) for c in gpu.cache_opens] == [
+        *used,
+        ("MIOpen", False, True, 0),
+    ]
+    window = devices.timeline.start_ns, devices.timeline.end_ns
+    told = {e.what: e.value for e in cache_evidence(devices.timeline, window)}
+    for name in device_process.CACHES:
+        assert told[f"{name} hit: files read"] == told[f"{name} missed: files written"] == 1
+        assert str(told[f"{name} at the next start"]).startswith("hit")
+    assert told["MIOpen missed: not found"] == 1
+    assert told["MIOpen at the next start"] == "miss: nothing was kept"
     assert [Path(compiler.path).name for compiler in gpu.compilers] == ["ptxas"]
     ended = devices.timeline.process_at(gpu.compilers[0].tgid, gpu.compilers[0].ns)
     assert ended is not None

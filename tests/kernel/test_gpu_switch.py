@@ -23,7 +23,7 @@ from ttftprof.gpu_rows import Valid
 from ttftprof.model import Evidence, Part, Report, Request
 from ttftprof.timeline import Timeline, build
 from workloads.build import make_programs
-from workloads.cache import make_model, warm_cache
+from workloads.cache import drop_cache, make_model, warm_cache
 from workloads.client import ChatRequest, chat
 from workloads.config import ModelConfig, ServerConfig
 from workloads.server import pick_port, router
@@ -38,6 +38,10 @@ SLOW_MS = 1_200  # what each model is about
 REST_NS = 300 * MS  # with all memory taken, before it can serve
 LOOKS = 80  # calls of NVML, in which a sampler has asked for everything
 OLD_MB, NEW_MB, KV_MB = 5_000, 4_500, 3_000  # of the GPU's 8192
+
+STAGES = ("cuInit", "cuModuleLoadData", "cuGraphInstantiateWithFlags", "cuStreamSynchronize")
+STAGE_NS = 20 * MS  # each of them takes, as do others of gpu_llama.c
+DECODES = 2  # of a warm-up
 
 # (model, the phase in which its plan is slow, what is to be said of that)
 ABOUT = {
@@ -55,6 +59,8 @@ ABOUT = {
     ),
     "woken": ("launch", "persistence mode is off: the driver wakes the GPU anew"),
 }
+COLD = "cold"  # is in no cache, and its start has all stages
+MODELS = (*ABOUT, COLD)
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,8 @@ class Switch:
 def plans(folder: Path) -> dict[str, dict[str, object]]:
     kernel = folder / "home/.nv/ComputeCache/0/a0f3"
     kernel.parent.mkdir(parents=True)
+    tokenizer = folder / "tokenizer.json"
+    tokenizer.write_bytes(bytes(4 * MIB))
     slow_copies = f"cuMemcpyHtoD_v2={SLOW_MS / COPIES}"
     return {
         "old": {"GPU_WEIGHTS_MB": OLD_MB},
@@ -96,6 +104,14 @@ def plans(folder: Path) -> dict[str, dict[str, object]]:
             "GPU_LAYERS": "33/33",
             "FAKE_CUDA_MS": f"cuDevicePrimaryCtxRetain={SLOW_MS}",
         },
+        COLD: {
+            "GPU_WEIGHTS_MB": NEW_MB,
+            "GPU_KV_MB": 1_000,
+            "GPU_LAYERS": "33/33",
+            "GPU_GRAPH": 1,
+            "GPU_TOKENIZER": tokenizer,
+            "FAKE_CUDA_MS": " ".join(f"{name}={STAGE_NS / MS}" for name in STAGES),
+        },
     }
 
 
@@ -103,11 +119,15 @@ def server_of(folder: Path) -> ServerConfig:
     models = {}
     for name, plan in plans(folder).items():
         weights = make_model(folder / f"{name}.gguf", FILE_BYTES)
-        warm_cache(weights)
+        (drop_cache if name == COLD else warm_cache)(weights)
         lines = [f"{key}={value}\n" for key, value in ({"GPU_LAYERS": "20/33"} | plan).items()]
         weights.with_name(f"{weights.name}.plan").write_text("".join(lines))
         models[name] = ModelConfig(
-            path=str(weights), init_ns=REST_NS, compute="sleep", warmup=False, kv_bytes=MIB
+            path=str(weights),
+            init_ns=REST_NS,
+            compute="sleep",
+            warmup=name == COLD,
+            kv_bytes=MIB,
         )
     return ServerConfig(
         models=models,
@@ -137,7 +157,7 @@ def switches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Switch]:
             ask(config, "old")
             with recording(folder / "switch.ttft", "--pid", str(server.pid)) as recorded:
                 fake_gpu.await_calls(state, LOOKS)
-                for model in ABOUT:
+                for model in MODELS:
                     ask(config, model)
                     fake_gpu.await_calls(state, LOOKS)
     with recorded.reader() as reader:
@@ -145,7 +165,7 @@ def switches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Switch]:
     report = conclude(timeline, recorded.path)
     made = fake_gpu.stamps(folder / "stamps")
     runners = runners_of(Path(config.truth_path))
-    order = ["old", *ABOUT]
+    order = ["old", *MODELS]
     return {
         model: Switch(
             request=request_of(report, model),
@@ -155,7 +175,7 @@ def switches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Switch]:
             stamps=[s for s in made if s.pid == runners[model]],
             back_ns=back.given[runners[order[number]]],
         )
-        for number, model in enumerate(ABOUT)
+        for number, model in enumerate(MODELS)
     }
 
 
@@ -189,6 +209,19 @@ def test_what_was_slow_is_said_with_its_reason(switches: dict[str, Switch], mode
         assert verdict.actions
 
 
+def test_layers_on_the_cpu_are_said_with_the_fit_and_what_was_refused(
+    switches: dict[str, Switch],
+) -> None:
+    switch = switches["compiled"]
+    hints = hints_of(switch.timeline, switch.request.phases, switch.runner)
+    (told,) = [h for h in hints if h.phase == "init" and "layers are on the GPU" in h.says]
+    evidence = {e.what: e.value for e in told.evidence}
+    assert (evidence["layers on the GPU"], evidence["of the model's"]) == (20, 33)
+    assert evidence["the server fitted the model to free memory"] == 0.05
+    refused = switch.told("allocations refused: out of memory")[0].value
+    assert evidence["refused: out of memory"] == refused
+
+
 def test_nothing_is_said_of_what_was_not_slow(switches: dict[str, Switch]) -> None:
     said = {
         model: " ".join(
@@ -203,15 +236,16 @@ def test_nothing_is_said_of_what_was_not_slow(switches: dict[str, Switch]) -> No
     ):
         assert [name for name, text in said.items() if words in text] == [model]
     assert "layers" not in said["woken"]
+    assert "only looks whether the model fits" not in switches["woken"].request.verdict.explanation
 
 
-@pytest.mark.parametrize("model", ABOUT)
+@pytest.mark.parametrize("model", MODELS)
 def test_memory_that_has_to_be_given_back_first(switches: dict[str, Switch], model: str) -> None:
     """The old model's falls when the driver gives it back, after its process is gone; the new one
     is refused until then, asks again and gets it."""
     switch = switches[model]
     held = OLD_MB if model == "compiled" else NEW_MB + (KV_MB if model == "copied" else 0)
-    took = NEW_MB + (KV_MB if model == "compiled" else 0)
+    took = NEW_MB + {"compiled": KV_MB, COLD: 2_000}.get(model, 0)
     for what in ("memory given back on GPU 0", f"pid {switch.old} gave back"):
         assert [e.value for e in switch.told(what)] == [held * MIB]
     assert [e.value for e in switch.told(f"pid {switch.runner} took")] == [took * MIB]
@@ -226,7 +260,7 @@ def test_memory_that_has_to_be_given_back_first(switches: dict[str, Switch], mod
     assert not ((stamps > after_ns) & (stamps < seen_ns)).any()  # the first look that could see it
 
 
-@pytest.mark.parametrize("model", ABOUT)
+@pytest.mark.parametrize("model", MODELS)
 def test_allocations_that_were_refused_and_asked_for_again(
     switches: dict[str, Switch], model: str
 ) -> None:
@@ -267,3 +301,45 @@ def test_the_parts_of_a_start_agree_with_the_library_to_a_millisecond(
             off.setdefault(name, []).append(max(edges))
     assert off.keys() == {"context", "compile", "kv_alloc"}
     assert {name: min(ns) for name, ns in off.items() if min(ns) >= MS} == {}
+
+
+def test_a_load_of_cold_weights_is_storage_and_transfer(switches: dict[str, Switch]) -> None:
+    """The runner copies out of a mapped file: it waits for storage inside its copies. How long
+    both went on at once is no longer than the copies lasted, and no shorter than those waits."""
+    switch = switches[COLD]
+    parts, copies = switch.parts(), switch.called("cuMemcpyHtoD_v2")
+    told = {e.what: e.value for e in parts["transfer"].evidence}
+    assert told["copied to the device"] == FILE_BYTES
+    for name in ("storage", "transfer"):
+        assert parts[name].spent_ns > 0
+    (load,) = [p for p in switch.request.phases if p.phase == "load"]
+    spent = sum(parts[name].spent_ns for name in ("storage", "transfer", "fault") if name in parts)
+    assert spent <= load.end_ns - load.start_ns
+    overlap_ns = int(told["storage was read while copying"] or 0)
+    copying_ns = sum(s.end_ns - s.begin_ns for s in copies)
+    assert parts["storage"].spent_ns * 0.9 <= overlap_ns
+    assert overlap_ns <= copying_ns + len(copies) * MS
+
+
+def test_an_init_has_all_its_stages(switches: dict[str, Switch]) -> None:
+    """In the order in which the runner went through them, each around what it did."""
+    switch = switches[COLD]
+    parts = switch.parts()
+    decoded = switch.called("cuStreamSynchronize")[:DECODES]
+    made = {
+        "compile": switch.called("cuModuleLoadData"),
+        "graph_capture": switch.called(
+            "cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags"
+        ),
+        "kv_alloc": switch.called("cuMemAlloc_v2")[-2:],
+        "warmup": decoded,
+    }
+    for name, calls in made.items():
+        assert parts[name].start_ns <= calls[0].begin_ns <= calls[-1].end_ns <= parts[name].end_ns
+    between = made["compile"][-1].end_ns, made["graph_capture"][0].begin_ns
+    tokenizer = parts["tokenizer"]
+    assert between[0] <= tokenizer.start_ns < tokenizer.end_ns <= between[1]
+    for name, least in (("tokenizer", 1), ("compile", 1), ("graph_capture", 2), ("warmup", 2)):
+        assert parts[name].spent_ns >= least * STAGE_NS
+    (init,) = [p for p in switch.request.phases if p.phase == "init"]
+    assert {p.part for p in init.parts} == {*made, "tokenizer"}

@@ -3,7 +3,7 @@
     scripts/bench [--pairs N] [--json FILE] [--tool NAME]... [WORKLOAD...]
     scripts/bench report | drain | python      what analysis, draining and Python stacks cost
     scripts/bench armed                        how soon each tool is armed
-    scripts/bench client                       what the client of an experiment costs
+    scripts/bench client | gpu                 what an experiment's client, samples of GPUs cost
     scripts/bench table FILE                   docs/COST.md's tables from kept figures
 
 The machine is shared and noisy, so nothing here is an absolute time: each pair runs bare and under
@@ -26,7 +26,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lab import bench_armed, bench_client, bench_drain, bench_python, bench_report, bench_table
+from lab import (
+    bench_armed,
+    bench_client,
+    bench_drain,
+    bench_gpu,
+    bench_python,
+    bench_report,
+    bench_table,
+)
 from lab.bench_tools import TOOLS, Attached, Tool, attached, cpu_s, missing
 from lab.bench_workloads import STORMS, STREAMS, TITLES, Running, programs, started
 
@@ -172,6 +180,8 @@ def _figures(
         rows = bench_armed.measure(folder)
     elif works == ["client"]:
         rows = bench_client.measure()
+    elif works == ["gpu"]:
+        rows = bench_gpu.measure(folder)
     elif works == ["python"]:
         rows = bench_python.measure(folder, options.pairs)
     else:

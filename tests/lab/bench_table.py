@@ -11,7 +11,7 @@ from lab.bench_tools import TOOLS
 from lab.bench_workloads import TITLES
 from ttftprof.reports import scale
 
-_ALONE = ("armed", "report", "drain", "python", "client")
+_ALONE = ("armed", "report", "drain", "python", "client", "gpu")
 COST_PAGE = Path(__file__).parents[2] / "docs/COST.md"
 Row = Mapping[str, Any]
 
@@ -28,6 +28,8 @@ def shown(what: str, rows: Sequence[Row]) -> str:
         return _python(rows)
     if what == "client":
         return _client(rows)
+    if what == "gpu":
+        return _gpu(rows)
     return _slowdown({what: rows}) + "\n" + _own_cost({what: rows})
 
 
@@ -139,6 +141,19 @@ def _client(rows: Sequence[Row]) -> str:
     lines = [
         [str(row["streams"]), *(scale.tenth_percent(row[n]) for n in ("median", "least", "most")),
          str(row["rounds"])]
+        for row in rows
+    ]  # fmt: skip
+    return _table(head, lines)
+
+
+def _gpu(rows: Sequence[Row]) -> str:
+    head = ["GPUs", "traffic of the link", "cores", "share of a core, median", "least", "most"]
+    head += ["off the 20 ms, median", "late, median", "late, 95 %"]
+    lines = [
+        [str(row["devices"]), "counted" if row["counted"] else "measured by a call",
+         "taken" if row["cores_taken"] else "free",
+         *(f"{row[name]:.2%}".replace("%", " %") for name in ("median", "least", "most")),
+         *(scale.duration(row[f"{name}_ns"]) for name in ("off_median", "late_median", "late_p95"))]
         for row in rows
     ]  # fmt: skip
     return _table(head, lines)

@@ -78,16 +78,39 @@ def opened(path: Path) -> tuple[int, int]:
         return -1, error.errno or 0
 
 
+# A kernel in each cache, as its owner names its folders.
+CACHES = {
+    "ComputeCache": ".nv/ComputeCache/0/a0f3",
+    "Triton": ".triton/cache/x/k.cubin",
+    "inductor": "torchinductor_root/ab/c.py",
+    "vLLM": ".cache/vllm/torch_compile_cache/x/artifact",
+    "DeepGEMM": ".cache/deep_gemm/cache/x/kernel.cubin",
+    "FlashInfer": ".cache/flashinfer/90a/x/x.so",
+}
+MISSING = ".cache/miopen/3.0/x.ukdb"
+PACKAGE = "site-packages/flashinfer/__init__.py"
+
+
+def make_caches(home: Path) -> None:
+    """As an earlier start left them."""
+    for file in (*CACHES.values(), PACKAGE, ".nv/ComputeCache/0/index"):
+        (home / file).parent.mkdir(parents=True, exist_ok=True)
+        (home / file).write_bytes(bytes(1000))
+
+
 def use_caches(home: Path) -> None:
-    """As compilers of kernels do: an index and a kernel are read, one is written, one is missing; a
-    package of a cache's name is none."""
+    """As compilers of kernels do: in each one kernel is read, another compiled, kept and loaded; an
+    index is updated; one cache has nothing; a package of a cache's name is none."""
+    for kernel in CACHES.values():
+        (home / kernel).read_bytes()
+        compiled = home / f"{kernel}.tmp"
+        compiled.write_bytes(bytes(10))
+        compiled.rename(home / f"{kernel}.new").read_bytes()
     with (home / ".nv/ComputeCache/0/index").open("r+b"):
         pass
-    (home / ".nv/ComputeCache/0/a0f3").read_bytes()
-    (home / ".triton/cache/x/k.cubin").write_bytes(bytes(10))
-    (home / "site-packages/flashinfer/__init__.py").read_bytes()
+    (home / PACKAGE).read_bytes()
     with suppress(FileNotFoundError):
-        (home / ".triton/cache/x/none.cubin").read_bytes()
+        (home / MISSING).read_bytes()
 
 
 def main() -> None:

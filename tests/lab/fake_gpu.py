@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import mmap
+import os
 import shutil
 import struct
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Self
+from unittest.mock import patch
 
 HERE = Path(__file__).parent
 WORDS = 80
@@ -21,7 +24,8 @@ USED, BUSY, LOST, PID, TOTAL = 0, 8, 16, 24, 32
 COUNT, PERSISTENCE, LINK, RX = 40, 41, 42, 43
 COUNTS, RECEIVED, SENT, DRAWS = 44, 45, 46, 47
 HANG_MS, DELAY_US, CALLS, INSTANCES, INIT_ERROR = 48, 49, 50, 51, 52
-REFUSED, OWNERS, OWNERS_MOST = 53, 64, 8
+REFUSED, INIT_MS, UNTOLD, INSTANCE_USED = 53, 54, 55, 56
+OWNERS, OWNERS_MOST = 64, 8
 
 
 class State:
@@ -44,6 +48,14 @@ class State:
 
     def __setitem__(self, word: int, value: int) -> None:
         struct.pack_into("<Q", self._memory, 8 * word, value)
+
+
+@contextmanager
+def shown(libraries: Path, state: State) -> Iterator[None]:
+    """What is started meanwhile finds the tests' own NVML in this folder, and what it says."""
+    found = {"FAKE_GPU_STATE": str(state.path), "LD_LIBRARY_PATH": str(libraries)}
+    with patch.dict(os.environ, found):
+        yield
 
 
 def await_that(holds: Callable[[], bool]) -> None:

@@ -36,11 +36,15 @@ enum {
 	INSTANCES = 51,	 /* of device 0 when partitioned */
 	INIT_ERROR = 52,
 	REFUSED = 53,	 /* allocations, by libcuda's stand-in */
+	INIT_MS = 54,	 /* to start */
+	UNTOLD = 55,	 /* bit by device: the memory of its processes is not told */
+	INSTANCE_USED = 56, /* of each instance; its process is that of device 0 */
 	OWNERS = 64,	 /* of device 0's memory: pid and bytes, of eight processes */
 	OWNERS_MOST = 8,
 	WORDS = 80,
 };
 
+enum { INSTANCES_MOST = 7, NOT_AVAILABLE = -1 };
 enum { SUCCESS = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, SHORT = 7, LOST_ERROR = 15 };
 
 static volatile uint64_t *state;
@@ -68,6 +72,12 @@ static int refused(const char *call)
 	return 0;
 }
 
+/* What an instance answers; all else is asked of its GPU. */
+static int of_instances(const char *call)
+{
+	return strstr(call, "GetName") || strstr(call, "GetMemoryInfo") || strstr(call, "RunningProcesses");
+}
+
 static int began(const char *call, uintptr_t handle)
 {
 	if (!state)
@@ -75,7 +85,7 @@ static int began(const char *call, uintptr_t handle)
 	__sync_fetch_and_add(&state[CALLS], 1);
 	if (state[DELAY_US])
 		sleep_us(state[DELAY_US]);
-	if (refused(call))
+	if (refused(call) || (handle > 8 && !of_instances(call)))
 		return NOT_SUPPORTED;
 	if (handle && state[LOST + (handle - 1) % 8])
 		return LOST_ERROR;
@@ -100,7 +110,10 @@ int nvmlInitWithFlags(unsigned flags)
 		state = mmap(0, WORDS * 8, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 		close(fd);
 	}
-	return state == MAP_FAILED ? 999 : (int)state[INIT_ERROR];
+	if (state == MAP_FAILED)
+		return 999;
+	sleep_us(state[INIT_MS] * 1000);
+	return state[INIT_ERROR];
 }
 
 int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
@@ -153,7 +166,7 @@ int nvmlDeviceGetMigMode(uintptr_t handle, unsigned *now, unsigned *pending)
 int nvmlDeviceGetMaxMigDeviceCount(uintptr_t handle, unsigned *count)
 {
 	BEGIN(handle);
-	*count = 7;
+	*count = INSTANCES_MOST;
 	return SUCCESS;
 }
 
@@ -196,8 +209,8 @@ int nvmlDeviceGetMemoryInfo(uintptr_t handle, struct memory *out)
 
 	BEGIN(handle);
 	maybe_hang();
-	out->total = state[TOTAL + index];
-	out->used = state[USED + index];
+	out->total = state[TOTAL + index] / (handle > 8 ? INSTANCES_MOST : 1);
+	out->used = state[(handle > 8 ? INSTANCE_USED : USED) + index];
 	out->free = out->total - out->used;
 	return SUCCESS;
 }
@@ -256,9 +269,14 @@ int nvmlDeviceGetComputeRunningProcesses_v3(uintptr_t handle, unsigned *count, s
 	uintptr_t index = (handle - 1) % 8;
 
 	BEGIN(handle);
+	if (handle > 8)
+		return running(state[PID], state[INSTANCE_USED + index], count, out);
 	if (!index && !state[PID])
 		return owners(count, out);
-	return running(state[PID + index], state[USED + index], count, out);
+	int failed = running(state[PID + index], state[USED + index], count, out);
+	if (!failed && *count && state[UNTOLD] >> index & 1)
+		out[0].used = NOT_AVAILABLE;
+	return failed;
 }
 
 int nvmlDeviceGetGraphicsRunningProcesses_v3(uintptr_t handle, unsigned *count, struct process *out)

@@ -319,9 +319,10 @@ class Scene:
         write: bool = False,
         missing: bool = False,
         fstype: str | None = "ext4",
+        ino: int = 0,
     ) -> Self:
         fact = {"cache": cache, "tgid": pid, "write": write, "missing": missing, "size_bytes": 9}
-        return self.fact("cache_open", ns(at), fact | {"fstype": fstype})
+        return self.fact("cache_open", ns(at), fact | {"fstype": fstype, "dev": DEV, "ino": ino})
 
     # -- sockets ----------------------------------------------------------------------------
 

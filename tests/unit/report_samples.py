@@ -385,7 +385,7 @@ def hostile(name: str) -> Report:
         phases=tuple(replace(p, evidence=(Evidence(name, name, name, name),)) for p in one.phases),
         files=(file, replace(library(), path=name * 3)),
         mounts=(MountUse(name, name, name, None, 1, 2, 3, 4, 5),),
-        gpu=(GpuUse(0, name, None, None, None, None, name),),
+        gpu=(GpuUse(0, name, name, None, None, None, None, name),),
         verdict=Verdict("load", "fault", 1.0, "low", name, (action,)),
         notes=(name,),
     )
@@ -532,6 +532,7 @@ def _requests(draw: st.DrawFn) -> Request:
                     st.builds(
                         GpuUse,
                         st.integers(0, 7),
+                        _NAMES,
                         _NAMES,
                         _COUNTS,
                         _COUNTS,

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -465,6 +466,21 @@ def test_a_gpu_without_its_library(tmp_path: Path) -> None:
         assert_helps(check, "missing")
         assert reason in check.found
     assert "pip install" in doctor.check_gpu(here, nvml_says(ImportError("pynvml"))).fix
+
+
+def test_a_driver_that_hangs_does_not_hang_the_doctor(tmp_path: Path) -> None:
+    over = threading.Event()
+
+    def asked() -> str:
+        return doctor._in_time(lambda: str(over.wait()), within_s=0.01)
+
+    check = doctor.check_gpu(with_device(tmp_path, "0x10de"), asked)
+    over.set()
+    assert_helps(check, "missing")
+    assert (check.found, "NVRM" in check.fix) == ("NVIDIA, but the driver does not answer", True)
+    with pytest.raises(ImportError):
+        doctor._in_time(nvml_says(ImportError("pynvml")))
+    assert doctor._in_time(lambda: "an answer") == "an answer"
 
 
 def test_gpus_that_answer_or_are_of_another_make(tmp_path: Path) -> None:

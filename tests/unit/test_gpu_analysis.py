@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from ttftprof.analysis import conclude
 from ttftprof.events import Kind, Wait
 from ttftprof.gpu_memory import memory_edge
 from ttftprof.gpu_parts import common_ns, length, union
-from ttftprof.model import Evidence, Part, Request
-from ttftprof.reports import slices, terminal
+from ttftprof.model import Evidence, Part, Report, Request
+from ttftprof.reports import html, json, markdown, slices, terminal
 from ttftprof.reports.json import as_json, schema
 from ttftprof.reports.words import warnings
 from unit.recordings import GIB, MIB, MS, NEW, OLD, Scene, gpu_switch, ms, ns, router_switch
@@ -155,6 +156,23 @@ def test_what_an_engine_says_of_its_stages_stands_where_no_call_was_seen() -> No
     assert called["graph_capture"].spent_ns == 10 * MS
 
 
+def test_what_was_written_first_and_read_back_is_no_hit() -> None:
+    """Triton compiles, keeps what it compiled and loads it; another kernel it had from before."""
+    scene = router_switch().driver_call(NEW, "cuModuleLoadData", 502, 512)
+    scene.cache_open(NEW, 503, "Triton", ino=70).cache_open(NEW, 504, "Triton", write=True, ino=71)
+    scene.cache_open(NEW, 505, "Triton", ino=71)
+    found = parts(scene.only_request(), "init")["compile"].evidence
+    assert value(found, "Triton missed: files written") == 1
+    assert value(found, "Triton hit: files read") == 1
+
+
+def test_memory_of_the_host_that_is_pinned_is_none_of_the_gpu() -> None:
+    scene = router_switch().driver_call(NEW, "cuMemHostAlloc", 502, 512, size=GIB)
+    told = parts(scene.only_request(), "init")["kv_alloc"].evidence
+    assert value(told, "memory given") == 0
+    assert value(told, "the host's memory pinned") == GIB
+
+
 # -- transfer -------------------------------------------------------------------------------------
 
 
@@ -219,8 +237,10 @@ def test_only_copies_to_the_device_are_counted(name: str, second: int, counts: b
 
 def test_copies_that_may_go_either_way_are_told_apart() -> None:
     scene = gpu_switch().driver_call(NEW, "cuMemcpyAsync", 410, 411, size=5 * MIB)
+    scene.driver_call(NEW, "cuMemcpyBatchAsync", 412, 413)
     transfer = parts(scene.wait(NEW, 165, 166, Wait.LOCK).only_request(), "load")["transfer"]
     assert value(transfer.evidence, "copied in a direction that is not told") == 5 * MIB
+    assert value(transfer.evidence, "copies whose size is not told") == 1
     assert value(transfer.evidence, "copied to the device") == 160 * MIB
 
 
@@ -257,6 +277,25 @@ def test_without_samples_the_calls_show_a_gpu_and_without_both_there_is_none() -
 def test_what_was_copied_is_not_guessed_for_one_of_two() -> None:
     uses = gpu_switch().gpu(0).gpu(1).only_request().gpu
     assert [use.transfer_bytes for use in uses] == [None, None]
+
+
+def partitioned() -> Scene:
+    """GPU 0 has two instances, 2 and 3 of the recording; the server is on the second."""
+    scene = gpu_switch().gpu(0).gpu(1).gpu(2, parent=0, name="MIG 1g", total_bytes=GIB)
+    scene.gpu(3, parent=0, name="MIG 1g", total_bytes=GIB)
+    return scene.gpu_process(NEW, 220, GIB // 2, 0).gpu_process(NEW, 220, GIB // 2, 3)
+
+
+def test_an_instance_of_a_partitioned_gpu_has_what_its_process_did() -> None:
+    uses = partitioned().only_request().gpu
+    assert [(use.index, use.transfer_bytes) for use in uses] == [
+        (0, None), (1, None), (2, None), (3, 160 * MIB)
+    ]  # fmt: skip
+    scene = partitioned().gpu_row(90, 3, used_bytes=1).gpu_row(300, 3, used_bytes=GIB)
+    assert "GPU 0 MIG 1" in {s.path for s in scene.report().series}
+    shown = text(scene)
+    assert "gpu 0:1 memory" in shown
+    assert "0:1 MIG 1g" in shown
 
 
 def test_an_edge_of_memory() -> None:
@@ -349,6 +388,20 @@ def test_a_link_that_only_rests_slowly_is_not_blamed() -> None:
     assert "PCIe" not in request.verdict.explanation
 
 
+@pytest.mark.parametrize(
+    ("on", "said"), [({0: GIB}, False), ({1: GIB}, True), ({0: 1, 1: GIB}, True), ({}, False)]
+)
+def test_of_several_gpus_only_the_link_of_one_in_use_is_blamed(
+    on: dict[int, int], said: bool
+) -> None:
+    """The other one rests, with a slow link."""
+    scene = slow_load().gpu(1).gpu_row(300, 0, link_gen=4, link_width=16)
+    for device, used in on.items():
+        scene.gpu_process(NEW, 210, used, device)
+    explanation = scene.gpu_row(300, 1, link_gen=1, link_width=16).only_request()
+    assert ("the link of GPU 1 ran" in explanation.verdict.explanation) == said
+
+
 def test_copies_out_of_a_mapped_file_are_pageable() -> None:
     assert "pageable" in slow_load().only_request().verdict.explanation
     assert evidence(slow_load())["copied out of a mapped file"] == 100 * MIB
@@ -419,7 +472,17 @@ def test_kv_memory_that_was_refused_and_layers_on_the_cpu() -> None:
     assert (told["layers on the GPU"], told["of the model's"]) == (20, 33)
     assert told["the server fitted the model to free memory"] == 0.41
     assert told["refused: out of memory"] == 1
-    assert told["memory of the GPUs"] == 8 * GIB
+    assert told["memory of the GPUs it is on"] == 8 * GIB
+
+
+def test_kv_memory_is_held_against_the_instance_that_it_is_on() -> None:
+    """0.8 of its 2 GiB are much, and nothing beside those of the two whole GPUs."""
+    scene = slow_init().gpu(1).gpu(2, parent=0, total_bytes=2 * GIB)
+    scene.driver_call(NEW, "cuMemAlloc", 400, 500, size=8 * GIB // 10)
+    assert "KV cache" not in scene.only_request().verdict.explanation
+    scene.gpu_process(NEW, 500, GIB, 0).gpu_process(NEW, 500, GIB, 2)
+    assert "KV cache" in scene.only_request().verdict.explanation
+    assert evidence(scene)["memory of the GPUs it is on"] == 2 * GIB
 
 
 def test_a_driver_that_refuses_leaves_the_model_on_the_cpu() -> None:
@@ -566,6 +629,37 @@ def test_no_gpu_is_one_line_and_costs_no_confidence() -> None:
     assert "note: no GPU is shown: no NVIDIA driver library" in shown
     broken = router_switch().source("gpu", "absent", "NVML does not work", "memory is unknown")
     assert len(warnings(broken.report())) == 1
+
+
+SHOWN: dict[str, Callable[[Report, io.StringIO], None]] = {
+    "terminal": lambda report, out: terminal.write([report], out, 100, False),
+    "json": json.write,
+    "html": lambda report, out: html.write([report], out),
+    "markdown": markdown.write,
+}
+
+
+def shown_as(form: str, report: Report) -> str:
+    out = io.StringIO()
+    SHOWN[form](report, out)
+    return " ".join(out.getvalue().split())
+
+
+@pytest.mark.parametrize("form", SHOWN)
+def test_every_report_says_why_no_gpu_is_shown_and_has_no_lane_of_one(form: str) -> None:
+    reason = "no NVIDIA driver library, no other device that renders"
+    report = router_switch().source("gpu", "absent", reason).report()
+    shown = shown_as(form, report)
+    assert f"no GPU is shown: {reason}" in shown
+    assert not [s for s in report.series if "gpu" in s.name or s.name == "transfer_bytes"]
+    assert [r.gpu for r in report.requests] == [()]
+    assert "GPU 0" not in shown
+
+
+@pytest.mark.parametrize("form", SHOWN)
+def test_every_report_shows_the_gpu_there_is(form: str) -> None:
+    report = given_back(gpu_switch().gpu(name="Fake 9000")).report()
+    assert "Fake 9000" in shown_as(form, report)
 
 
 def test_a_series_of_copies_sums_up_exactly() -> None:

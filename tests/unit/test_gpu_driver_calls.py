@@ -84,7 +84,7 @@ _ASKS = r"Get(DevicePointer|Flags)|Unregister"
 
 
 @pytest.mark.parametrize(
-    ("library", "name"), [("libcuda_535", "libcuda.so.1"), ("libamdhip64_5_2", "libamdhip64.so.5")]
+    ("library", "name"), [("libcuda_555", "libcuda.so.1"), ("libamdhip64_5_2", "libamdhip64.so.5")]
 )
 def test_all_variants_that_a_real_driver_exports_are_probed(library: str, name: str) -> None:
     """Every begin, load, allocation, copy, capture and wait in it, for all kinds of streams."""
@@ -102,9 +102,14 @@ def test_all_variants_that_a_real_driver_exports_are_probed(library: str, name: 
     }, left_out  # fmt: skip
 
 
+SINCE_CUDA_12_8 = {
+    "cuMemcpyBatchAsync", "cuMemcpyWithAttributesAsync", "cuStreamBeginRecaptureToGraph",
+}  # fmt: skip
+
+
 def test_calls_are_spelt_as_real_drivers_do() -> None:
     for library, name, newer in (
-        ("libcuda_535", "libcuda.so.1", {"cuStreamBeginCaptureToGraph", "cuFuncLoad"}),
+        ("libcuda_555", "libcuda.so.1", SINCE_CUDA_12_8),
         ("libamdhip64_5_2", "libamdhip64.so.5", {"hiprtcCompileProgram"}),
     ):
         found = exports(library)
@@ -118,7 +123,7 @@ def test_questions_to_nvml_are_spelt_as_the_real_library_does() -> None:
     asked |= {f"nvmlDeviceGetCurrPcieLink{what}" for what in ("Generation", "Width")}
     asked |= {f"nvmlDeviceGet{what}RunningProcesses_v3" for what in ("Compute", "Graphics")}
     assert len(asked) > 20
-    assert {a for a in asked if a not in exports("libnvidia-ml_535")} == set()
+    assert {a for a in asked if a not in exports("libnvidia-ml_555")} == set()
 
 
 class Probed:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +19,7 @@ from ttftprof.events import Records
 from ttftprof.gpu_rows import GPU_ROW, Valid
 from ttftprof.sources import gpu, nvml
 from ttftprof.sources.gpu import Drained, Gpus, Look, Pace, Sampler, Schedule, Vendor
+from workloads.busy import busy_machine
 
 MIB = 1 << 20
 
@@ -227,8 +225,9 @@ def test_a_gpu_lost_on_the_way(state: State) -> None:
 
 def test_instances_of_a_partitioned_gpu(state: State) -> None:
     state[fake_gpu.INSTANCES] = 2
-    state[fake_gpu.USED + 1] = 5 * MIB
+    state[fake_gpu.USED] = state[fake_gpu.INSTANCE_USED + 1] = 5 * MIB
     drained = look(opened())
+    assert drained.rows["used_bytes"].tolist() == [5 * MIB, 0, 5 * MIB]
     assert [(d["index"], d["parent"]) for d in facts(drained, "gpu")] == [
         (0, None), (1, 0), (2, 0)
     ]  # fmt: skip
@@ -273,6 +272,17 @@ def test_a_process_that_computes_by_drawing_calls_is_seen(state: State) -> None:
     state[fake_gpu.DRAWS] = 4321
     rows = look(opened()).process_rows
     assert rows[["tgid", "used_bytes"]].tolist() == [(4321, MIB)]
+
+
+def test_a_process_whose_memory_is_not_told_is_said_once(state: State) -> None:
+    """A container may list it without."""
+    state[fake_gpu.PID], state[fake_gpu.USED], state[fake_gpu.UNTOLD] = 77, MIB, 1
+    drained = look(opened(), 6)
+    assert not len(drained.process_rows)
+    told = [f for f in facts(drained, "gpu_refused") if f["call"] != "nvmlDeviceGetMigMode"]
+    assert [(f["call"], f["reason"]) for f in told] == [
+        ("nvmlDeviceGetComputeRunningProcesses_v3", "their memory is not told")
+    ]
 
 
 def test_no_library_is_no_thread_and_no_loss() -> None:
@@ -351,6 +361,16 @@ def test_a_call_under_way_when_recording_ends_is_said(running: Gpus, state: Stat
     assert len(facts(running.drain()[0], "gpu_hung")) == 1
 
 
+def test_a_driver_that_does_not_start_leaves_nothing_sampled(state: State) -> None:
+    state[fake_gpu.INIT_MS] = 700
+    gpus = Gpus([nvml.Nvml()])
+    gpus.start()
+    gpus.stop()
+    source = gpus.source()
+    assert (source.state, source.lost) == ("absent", gpu.UNSAMPLED)
+    assert source.reason == "nvmlInit did not return before recording ended"
+
+
 def wait_for_rows(gpus: Gpus, count: int) -> Any:
     found = np.empty(0, GPU_ROW)
     until = now_ns() + 5_000 * NS_PER_MS
@@ -396,14 +416,8 @@ def test_looks_cost_less_than_a_hundredth_of_a_core(state: State, counted: int) 
 
 @pytest.fixture
 def load() -> Iterator[None]:
-    """Twice as many processes that compute as there are cores."""
-    busy = "while True: pass"
-    number = 2 * (os.cpu_count() or 1)
-    processes = [subprocess.Popen([sys.executable, "-c", busy]) for _ in range(number)]
-    yield
-    for process in processes:
-        process.kill()
-        process.wait()
+    with busy_machine():
+        yield
 
 
 def rows_of(gpus: Gpus, for_s: float) -> Records:

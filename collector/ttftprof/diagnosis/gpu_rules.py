@@ -123,8 +123,10 @@ def _big_kv(asked: _Asked) -> Hint | None:
         return None
     given = _sum_of(part, "memory given")
     refused = _sum_of(part, "refused")
-    devices = asked.timeline.gpu.devices.values()
-    total = sum(int(d.get("total_bytes") or 0) for d in devices if d.get("parent") is None)
+    gpu = asked.timeline.gpu
+    whole = {index for index, fact in gpu.devices.items() if fact.get("parent") is None}
+    held = gpu.held_by(asked.tgid) or whole
+    total = sum(int(gpu.devices.get(index, {}).get("total_bytes") or 0) for index in held)
     if not refused and not (total and given > _BIG_KV_SHARE * total):
         return None
     and_refused = f", and {refused} more were refused" if refused else ""
@@ -138,7 +140,7 @@ def _big_kv(asked: _Asked) -> Hint | None:
             None,
             "record again and compare kv_alloc and the layers on the GPU",
         ),
-        (*part.evidence, Evidence("gpu", "memory of the GPUs", total, "bytes")),
+        (*part.evidence, Evidence("gpu", "memory of the GPUs it is on", total, "bytes")),
     )
 
 
@@ -149,6 +151,15 @@ def _sum_of(part: Part, what: str) -> int:
 # -- of the copies --------------------------------------------------------------------------------
 
 
+def _used(asked: _Asked) -> list[int]:
+    """The whole GPUs that the process has memory on; where that is not told, the only one."""
+    devices = asked.timeline.gpu.devices
+    whole = [index for index, fact in sorted(devices.items()) if fact.get("parent") is None]
+    held = asked.timeline.gpu.held_by(asked.tgid)
+    held |= {int(p) for i in held if (p := devices.get(i, {}).get("parent")) is not None}
+    return [index for index in whole if index in held] if held or len(whole) > 1 else whole
+
+
 def _slow_link(asked: _Asked) -> Hint | None:
     """At rest a link is slow to save power, so only what was seen during copies counts."""
     timeline = asked.timeline
@@ -156,7 +167,8 @@ def _slow_link(asked: _Asked) -> Hint | None:
     copying_ns = length(spans)
     if copying_ns < _NOISE_NS:
         return None
-    for index, fact in sorted(timeline.gpu.devices.items()):
+    for index in _used(asked):
+        fact, shown = timeline.gpu.devices[index], timeline.gpu.name_of(index)
         best = link_rate(fact.get("link_gen_max"), fact.get("link_width_max"))
         rows = timeline.gpu.of_device(index, Valid.LINK)
         stamps = rows["ns"].astype(np.int64)
@@ -170,17 +182,17 @@ def _slow_link(asked: _Asked) -> Hint | None:
         row = rows[inside][-1]
         return Hint(
             asked.phase.phase,
-            f"While copying, the link of GPU {index} ran as PCIe {row['link_gen']}.0 × "
+            f"While copying, the link of {shown} ran as PCIe {row['link_gen']}.0 × "
             f"{row['link_width']}, {scale.percent(seen / best)} of what it and the slot could do "
             f"({fact['link_gen_max']}.0 × {fact['link_width_max']}).",
             Action(
-                f"put GPU {index} into a slot with all its lanes, without a riser or a shared "
+                f"put {shown} into a slot with all its lanes, without a riser or a shared "
                 "bridge, and look at the slot's speed in the firmware",
                 round(copying_ns * (1 - seen / best)),
                 "nvidia-smi -q -d PERFORMANCE,CLOCK under load, then record again",
             ),
             (
-                Evidence("gpu", f"link of GPU {index} while copying", round(seen), "bytes/s"),
+                Evidence("gpu", f"link of {shown} while copying", round(seen), "bytes/s"),
                 Evidence("gpu", "the same at its best", round(best), "bytes/s"),
                 Evidence("driver", "time in copies", copying_ns, "ns"),
             ),
@@ -244,7 +256,8 @@ def _within(address: int, spans: Sequence[Span]) -> bool:
 
 def _slowed(asked: _Asked) -> Hint | None:
     """The device ran below its clock, by its own account, for most of the phase."""
-    for index in sorted(asked.timeline.gpu.devices):
+    for index in _used(asked):
+        shown = asked.timeline.gpu.name_of(index)
         rows = asked.timeline.gpu.of_device(index, Valid.THROTTLE)
         rows = rows[(rows["ns"] >= asked.phase.start_ns) & (rows["ns"] <= asked.phase.end_ns)]
         hot = (rows["throttle"] & np.uint64(_TOO_HOT)) != 0
@@ -252,10 +265,10 @@ def _slowed(asked: _Asked) -> Hint | None:
             continue
         return Hint(
             "prefill",
-            f"GPU {index} ran below its clock in {scale.percent(float(hot.mean()))} of the looks "
+            f"{shown} ran below its clock in {scale.percent(float(hot.mean()))} of the looks "
             "at it, because it was too hot or its power was cut.",
             Action(
-                f"look at the cooling and the power supply of GPU {index}",
+                f"look at the cooling and the power supply of {shown}",
                 None,
                 "nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE under load",
             ),

@@ -2,9 +2,9 @@
 
 A row names one call; its exported variants (`_v2`, per-thread streams `_ptds`/`_ptsz`/`_spt`) are
 looked for in the library itself, and one exported address is probed once: what cuGetProcAddress
-hands out is the address of an export (so in libcuda 535, for each kind of stream). Signatures:
-cuda.h of CUDA 12, hip_runtime_api.h of ROCm 6, hsa.h, nvrtc.h. Launches happen thousands of times a
-second and are only probed when asked for.
+hands out is the address of an export (so in libcuda 535, 550 and 555, for each kind of stream and
+version of CUDA). Signatures: cuda.h of CUDA 13.5, hip_runtime_api.h of ROCm 6, hsa.h, nvrtc.h.
+Launches happen thousands of times a second and are only probed when asked for.
 """
 
 from __future__ import annotations
@@ -132,6 +132,10 @@ DRIVER_LIBRARIES = (
         ("cuCtxSynchronize", WAIT),
         ("cuStreamSynchronize", WAIT),
         ("cuEventSynchronize", WAIT),
+        # Since CUDA 12.8; how many bytes a batch has only lists in the caller's memory tell.
+        ("cuMemcpyBatchAsync", COPY),
+        ("cuMemcpyWithAttributesAsync", COPY, 3, 2, SOURCE),
+        ("cuStreamBeginRecaptureToGraph", CAPTURE),
     ),
     _library(
         FIRST_ROW + 100,

@@ -18,7 +18,7 @@ from rich.text import Text
 from ttftprof.model import ACTIVITIES, PHASES, FileUse, Report, Request, Series
 from ttftprof.reports import scale
 from ttftprof.reports.lanes import Blocks, Window, blocks, levels, peak_rate, rates, shares
-from ttftprof.reports.words import span
+from ttftprof.reports.words import gpu_number, span
 
 _HEIGHTS = "▁▂▃▄▅▆▇█"
 _UNKNOWN = "·"
@@ -240,7 +240,7 @@ def _gpu_lanes(report: Report, window: Window, layout: Layout) -> Iterator[Text]
             continue
         full = 1.0 if one.unit == "share" else max(one.values)
         body = Text(bars(levels([one], window), full), Style(color=_GPU))
-        label = f"{str(one.path).lower()} {lane.label}"
+        label = f"gpu {gpu_number(str(one.path))} {lane.label}"
         yield layout.line(label, body, f"{lane.kept} {lane.unit(lane.of(seen))}")
     copied = [s for s in report.series if s.name == "transfer_bytes" and s.ns]
     growth, peak = rates(copied, window), peak_rate(copied, window)

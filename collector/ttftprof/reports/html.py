@@ -436,7 +436,7 @@ def _mount(mount: MountUse) -> dict[str, Any]:
 
 def _gpu(gpu: GpuUse) -> dict[str, Any]:
     return {
-        "name": f"{gpu.index} {plain(gpu.name, 60)}",
+        "name": f"{words.gpu_number(gpu.label)} {plain(gpu.name, 60)}",
         "cells": [
             scale.size(gpu.memory_before_bytes),
             scale.size(gpu.memory_after_bytes),

@@ -36,6 +36,7 @@ def _lines(report: Report) -> Iterator[str]:
     subjects = html_data.subjects(report)
     if not subjects:
         yield "\nno request for text was seen"
+        yield from _notes(report)
         return
     yield ""
     yield from _table(
@@ -53,6 +54,12 @@ def _lines(report: Report) -> Iterator[str]:
     )
     for subject in sorted(subjects, key=lambda s: -words.waited_ns(s))[:_DETAILED]:
         yield from _detail(subject)
+    yield from _notes(report)
+
+
+def _notes(report: Report) -> Iterator[str]:
+    for number, note in enumerate(report.notes):
+        yield f"{'' if number else chr(10)}- note: {text(note)}"
 
 
 def _waited(subject: Request) -> str:
@@ -98,6 +105,21 @@ def _detail(subject: Request) -> Iterator[str]:
                     scale.rate(file.bytes_per_second),
                 ]
                 for file in files
+            ],
+        )
+    if subject.gpu:
+        yield ""
+        yield from _table(
+            ["GPU", "memory before", "memory after", "busy", "transferred"],
+            [
+                [
+                    text(f"{words.gpu_number(gpu.label)} {gpu.name}"),
+                    scale.size(gpu.memory_before_bytes),
+                    scale.size(gpu.memory_after_bytes),
+                    scale.duration(gpu.busy_ns),
+                    scale.size(gpu.transfer_bytes),
+                ]
+                for gpu in subject.gpu
             ],
         )
 

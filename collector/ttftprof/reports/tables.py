@@ -233,7 +233,9 @@ def mounts(used: Sequence[MountUse], width: int) -> Iterator[Table]:
 
 
 def gpus(used: Sequence[GpuUse], width: int) -> Iterator[Table]:
-    first = Column("GPU", [clip(f"{g.index} {plain(g.name)}", 24) for g in used], right=False)
+    first = Column(
+        "GPU", [clip(f"{words.gpu_number(g.label)} {plain(g.name)}", 24) for g in used], right=False
+    )
     columns = [
         Column("memory\nbefore", [scale.size(g.memory_before_bytes) for g in used]),
         Column("memory\nafter", [scale.size(g.memory_after_bytes) for g in used]),

@@ -8,7 +8,7 @@ reads `n/a`. Losses and absences stand first.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TextIO
 
 from rich.console import Console, RenderableType
@@ -290,7 +290,7 @@ def _print_parts(page: Page, request: Request) -> None:
             spent = ", ".join(f"{part.part} {scale.duration(part.spent_ns)}" for part in told)
             page.add_text(f"  {phase.phase} holds: {spent}", _DIM)
         copies = [e for p in phase.parts if p.part == "transfer" for e in p.evidence]
-        edges = [e for e in phase.evidence if e.source == "gpu"]
+        edges = [e for e in phase.evidence if e.source in ("gpu", "driver")]
         for what, evidence in (("copies", copies), ("memory", edges)):
             if evidence:
                 page.add_text(f"  {phase.phase} {what}: {_quantities(evidence)}", _DIM)
@@ -298,7 +298,11 @@ def _print_parts(page: Page, request: Request) -> None:
 
 def _quantities(evidence: Iterable[Evidence]) -> str:
     """`copied to the device 168 MB, storage was read while copying 35.00 ms`"""
-    units = {"bytes": scale.size, "ns": scale.duration}
+    units: dict[str, Callable[[int], str]] = {
+        "bytes": scale.size,
+        "ns": scale.duration,
+        "calls": str,
+    }
     return ", ".join(
         f"{plain(e.what, 80)} {units[e.unit](e.value)}"
         for e in evidence

@@ -7,6 +7,7 @@ from pathlib import PurePath
 
 from ttftprof.model import FileUse, PhaseShare, Report, Request, Verdict
 from ttftprof.reports import scale
+from ttftprof.reports.safe import plain
 
 # What the analysis cannot know once events of a kind were lost (see events.LOST).
 _COST_OF_LOSS = {
@@ -74,6 +75,11 @@ def is_start(request: Request) -> bool:
 
 def recording_name(report: Report) -> str:
     return PurePath(report.path).stem or report.path or "recording"
+
+
+def gpu_number(label: str) -> str:
+    """`0` of GPU 0; `0:1` of an instance of it, where there is no room for more."""
+    return plain(label.removeprefix("GPU ").replace(" MIG ", ":"), 12)
 
 
 def engines(report: Report) -> str:

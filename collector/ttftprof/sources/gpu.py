@@ -29,6 +29,7 @@ PERIOD_NS = 20 * NS_PER_MS
 SLOW_PERIOD_NS = 50 * NS_PER_MS
 HUNG_NS = NS_PER_S
 NO_GPU = "no NVIDIA driver library, no other device that renders"
+UNSAMPLED = "GPU memory, utilisation and link are unknown"
 JOIN_S = 0.2
 _MOST = (1 << 32) - 1
 CPU_SHARE = 0.008  # of a core, above which less is asked
@@ -173,6 +174,7 @@ class Sampler:
         self._alive: list[int] = []
         self._memory: dict[int, dict[int, int]] = {}
         self._hung: dict[int, int] = {}
+        self._looking_ns = self._looking_slowly_ns = 0  # processor time of either thread
         # Appending to and taking from a deque needs no lock: `drain` cannot be held up.
         self._rows: deque[tuple[int, ...]] = deque()
         self._process_rows: deque[tuple[int, ...]] = deque()
@@ -202,11 +204,14 @@ class Sampler:
             return
         self._spawn("gpu-slow", self._run_slowly)
         schedule, pace = Schedule(self._clock(), PERIOD_NS), Pace(self._clock())
+        began_ns = time.thread_time_ns()
         while self._wait(schedule):
-            turn, cpu_ns = pace.turn(schedule.tick), time.thread_time_ns()
+            turn, before_ns = pace.turn(schedule.tick), time.thread_time_ns()
             self.sample(schedule, turn)
+            after_ns = time.thread_time_ns()
+            self._looking_ns = after_ns - began_ns
             if turn >= 0:
-                pace.spent(time.thread_time_ns() - cpu_ns)
+                pace.spent(after_ns - before_ns)
             if pace.weigh(self._clock()):
                 self._tell("gpu_pace", {"all_every_ns": pace.stretch * PERIOD_NS})
         if not any(door.since_ns for door in self.vendor.doors):
@@ -218,6 +223,12 @@ class Sampler:
         while self._wait(schedule):
             self.sample_slowly(schedule.tick)
             schedule.passed(self._clock())
+            self._looking_slowly_ns = time.thread_time_ns()
+
+    @property
+    def cpu_ns(self) -> int:
+        """Processor time of both threads since there was something to look at."""
+        return self._looking_ns + self._looking_slowly_ns
 
     def _wait(self, schedule: Schedule) -> bool:
         """Sleeps until due; False if it is time to end, or nothing is left to sample."""
@@ -342,6 +353,11 @@ class Gpus:
         for sampler in self._samplers:
             sampler.vendor.follow(tgids)
 
+    @property
+    def cpu_ns(self) -> int:
+        """Processor time of all threads that sample."""
+        return sum(sampler.cpu_ns for sampler in self._samplers)
+
     def stop(self) -> None:
         for sampler in self._samplers:
             sampler.stop()
@@ -351,11 +367,12 @@ class Gpus:
         names = [name for sampler in self._samplers for name in sampler.names]
         absences = [s.absent for s in self._samplers if s.absent is not None]
         troubles = [trouble for sampler in self._samplers for trouble in sampler.troubles]
-        if not names and not troubles:
-            reasons = "; ".join(a.reason for a in absences) or NO_GPU
-            return Source("gpu", "absent", reasons, "; ".join(a.cost for a in absences if a.cost))
+        if not names:
+            reasons = [*(a.reason for a in absences), *troubles] or [NO_GPU]
+            costs = [*(a.cost for a in absences if a.cost), *([UNSAMPLED] if troubles else ())]
+            return Source("gpu", "absent", *("; ".join(dict.fromkeys(t)) for t in (reasons, costs)))
         if troubles:
-            lost = "its samples end or have a gap there"
+            lost = "its samples begin late, end or have a gap there"
             return Source("gpu", "degraded", "; ".join(dict.fromkeys(troubles)), lost)
         return Source("gpu", "ok", ", ".join(names))
 

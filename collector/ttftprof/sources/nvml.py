@@ -17,10 +17,10 @@ from typing import Any
 from ttftprof.clock import measure_offset, now_ns
 from ttftprof.engines.driver_calls import places_of
 from ttftprof.gpu_rows import Valid
-from ttftprof.sources.gpu import DeviceLost, GpuAbsent, Look, Vendor
+from ttftprof.sources.gpu import UNSAMPLED, DeviceLost, GpuAbsent, Look, Vendor
 
 LIBRARY = "libnvidia-ml.so.1"
-_COST = "GPU memory, utilisation and link are unknown"
+_COMPUTING = "nvmlDeviceGetComputeRunningProcesses_v3"
 _SAMPLES_EVERY = 10  # slow looks
 # nvml.h: bytes over PCIe since the driver was loaded, seen from the device.
 _COUNTS = ((198, 0), (197, 0))  # received, sent; each of the whole device
@@ -119,6 +119,7 @@ class Nvml(Vendor):
         self._counted: dict[int, tuple[int, int, int]] = {}  # µs, bytes received, sent
         self._uncounted: set[int] = set()
         self._drawn_on: set[int] = set()
+        self._untold: set[int] = set()  # devices that tell processes and not their memory
         self._facts: list[tuple[str, dict[str, Any]]] = []
 
     # -- once -------------------------------------------------------------------------------
@@ -134,7 +135,7 @@ class Nvml(Vendor):
         try:
             self.fast.call_it("nvmlInit")
         except self._library.NVMLError as error:
-            raise GpuAbsent(f"NVML does not work here ({error})", _COST) from error
+            raise GpuAbsent(f"NVML does not work here ({error})", UNSAMPLED) from error
         driver = _text(self.fast.ask("nvmlSystemGetDriverVersion", None))
         facts = []
         for device in self._find_devices():
@@ -280,7 +281,7 @@ class Nvml(Vendor):
     def _processes(self, device: Device, turn: int) -> dict[int, int] | None:
         """{host pid: bytes}; a container or WSL may not tell the bytes. What computes by Vulkan is
         among those that draw; one that does both is told by either with all of its memory."""
-        computing = self.fast.ask("nvmlDeviceGetComputeRunningProcesses_v3", device)
+        computing = self.fast.ask(_COMPUTING, device)
         drawing: Any = ()
         if device.index in self._drawn_on or turn % _DRAWING_EVERY == 0:
             drawing = self.fast.ask("nvmlDeviceGetGraphicsRunningProcesses_v3", device) or ()
@@ -288,6 +289,9 @@ class Nvml(Vendor):
         if computing is None and not drawing:
             return None
         running = [p for p in (*(computing or ()), *drawing) if p.usedGpuMemory is not None]
+        if computing and not running and device.index not in self._untold:
+            self._untold.add(device.index)
+            self._refused(_COMPUTING, device.index, "their memory is not told")
         return {int(p.pid): int(p.usedGpuMemory) for p in running}
 
     def look_slowly(self, device: int, turn: int) -> Iterator[tuple[int, int, Look]]:

@@ -1,0 +1,106 @@
+"""What sampling GPUs costs inside a recording, and how well it keeps its schedule.
+
+`ttftprof record`, as it is by default, asks the tests' own NVML (`fake_nvml.c`), whose answers cost
+what the calls of a C library do; a real driver's cost more, and how much it takes of the system is
+not in here. The figure is the time of the threads that look, as the recording has it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from lab import fake_gpu
+from lab.bench_tools import TOOLS, attached
+from lab.fake_gpu import GIB, State
+from ttftprof.events import Records
+from ttftprof.recording import Reader
+from ttftprof.sources.gpu import PERIOD_NS
+from workloads.busy import busy_machine
+
+DEVICES = (1, 8)
+ROUNDS, SECONDS = 3, 4
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Shares of one core: the least, the median and the most of the rounds; of all looks, how far
+    apart they were from what the schedule says and how late they came, in ns.
+
+    `counted`: the driver counts what passes over the link, and need not be made to measure it.
+    """
+
+    devices: int
+    counted: bool
+    cores_taken: bool
+    rounds: int
+    least: float
+    median: float
+    most: float
+    off_median_ns: int
+    late_median_ns: int
+    late_p95_ns: int
+
+
+@dataclass(frozen=True)
+class _Round:
+    share: float
+    off_ns: list[int]
+    late_ns: list[int]
+
+
+def measure(folder: Path) -> list[Sampled]:
+    libraries = folder / "driver"
+    fake_gpu.build("fake_nvml.c", libraries, "libnvidia-ml.so.1")
+    state = State(folder / "state")
+    conditions = list(product(DEVICES, (True, False), (False, True)))
+    with _sleeper() as pid, fake_gpu.shown(libraries, state):
+        state[fake_gpu.PID], state[fake_gpu.USED] = pid, GIB
+        return [_measured(state, pid, folder, *condition) for condition in conditions]
+
+
+@contextmanager
+def _sleeper() -> Iterator[int]:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _measured(
+    state: State, pid: int, folder: Path, devices: int, counted: bool, taken: bool
+) -> Sampled:
+    state[fake_gpu.COUNT], state[fake_gpu.COUNTS] = devices, counted
+    rounds = [_round(pid, folder, taken) for _ in range(ROUNDS)]
+    shares = sorted(one.share for one in rounds)
+    off = [ns for one in rounds for ns in one.off_ns]
+    late = [ns for one in rounds for ns in one.late_ns]
+    return Sampled(
+        devices, counted, taken, ROUNDS,
+        shares[0], statistics.median(shares), shares[-1],
+        round(float(np.median(off))), round(float(np.median(late))),
+        round(float(np.quantile(late, 0.95))),
+    )  # fmt: skip
+
+
+def _round(pid: int, folder: Path, taken: bool) -> _Round:
+    with attached(TOOLS[0], pid, folder), busy_machine() if taken else nullcontext():
+        time.sleep(SECONDS)
+    with Reader(folder / "profile.out") as reader:
+        rows = reader.stream("gpu")
+        cpu_ns = int(reader.meta["own"]["gpu_cpu_ns"])
+    looks: Records = rows[(rows["took_ns"] > 0) & (rows["device"] == 0)]
+    stamps = np.sort(looks["ns"].astype(np.int64))
+    off = np.abs(np.diff(stamps) - PERIOD_NS)
+    return _Round(cpu_ns / int(np.ptp(stamps)), off.tolist(), looks["late_ns"].tolist())
