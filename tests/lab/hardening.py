@@ -187,7 +187,7 @@ FAULTS = (
     Row(
         "A call into NVML hangs, a GPU is lost",
         "its samples end, and the report says since when",
-        ("kernel/gpu.a_gpu_that_is_lost_and_a_driver_that_hangs_cost_only_their_samples",),
+        ("kernel/gpu_sampling.a_gpu_that_is_lost_and_a_driver_that_hangs_cost_only_their_samples",),
     ),
     Row(
         "py-spy is missing, refuses, or does not end",
