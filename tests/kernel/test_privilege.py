@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -160,6 +161,7 @@ def test_a_recorder_is_root_no_more(
     assert {int(thread["CapEff"], 16) for thread in threads} == {LEFT_BITS}
     assert {int(status["CapEff"], 16) for status in helped} == {CAP_SYS_ADMIN}
     assert {int(status["CapBnd"], 16) for status in helped} == {CAP_SYS_ADMIN}
-    assert (tmp_path / "a.ttft").stat().st_uid == NOBODY
+    recording = (tmp_path / "a.ttft").stat()
+    assert (recording.st_uid, stat.S_IMODE(recording.st_mode)) == (NOBODY, 0o600)
     assert [p.name for p in tmp_path.glob("a.ttft*")] == ["a.ttft"]
     assert any(probe.runs for probe in seen.report().overhead.probes)

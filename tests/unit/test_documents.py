@@ -28,7 +28,7 @@ def test_it_names_tests_that_are_there() -> None:
     [
         ("unit/recording.a_flipped_bit_is_an_error_or_a_wrong_value", 400),
         ("unit/damaged.flipped_bits_are_an_error_or_exact_reports", 40),  # 20, by two seeds
-        ("unit/http.nothing_raises_and_every_exchange_makes_sense", 1500),
+        ("unit/http.nothing_raises_and_every_exchange_makes_sense", 500),
         ("unit/analysis.any_facts_give_exact_partitions", 150),  # by an alias of its settings
         ("unit/metrics.no_page_makes_it_stumble", 100),  # hypothesis' own number
         ("kernel/chaos.nobody_else_can_detach_a_probe", 0),

@@ -247,7 +247,7 @@ def test_paths_lose_folders_before_their_name() -> None:
 @given(
     st.lists(samples.any_report(), min_size=1, max_size=2), st.sampled_from(WIDTHS), st.booleans()
 )
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 def test_any_report_is_shown_within_its_width(
     reports: list[Report], width: int, colour: bool
 ) -> None:

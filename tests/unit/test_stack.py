@@ -424,15 +424,21 @@ def test_lower_folders_survive_escaping(folders: list[str]) -> None:
     assert [f.replace("\\:", ":") for f in split_folders(escaped)] == folders
 
 
-@given(st.binary(max_size=300))
-def test_any_bytes_in_the_files_of_a_device(content: bytes) -> None:
-    import tempfile
+@pytest.fixture(scope="module")
+def device(tmp_path_factory: pytest.TempPathFactory) -> tuple[System, list[Path]]:
+    """An NVMe disk, and the files that tell of it, but for those that say which it is."""
+    root = tmp_path_factory.mktemp("device")
+    unpack("sys/nvme", root)
+    files = [f for f in (root / "sys").rglob("*") if f.is_file() and not f.is_symlink()]
+    return System(root / "proc", root / "sys"), [f for f in files if f.name != "dev"]
 
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        unpack("sys/nvme", root)
-        for file in (root / "sys").rglob("*"):
-            if file.is_file() and not file.is_symlink() and file.name != "dev":
-                file.write_bytes(content)
-        stack = stack_of("/m", system=System(root / "proc", root / "sys"))
-        assert kinds(stack)[:3] == ["file system", "partition", "disk"]
+
+@given(content=st.binary(max_size=300))
+def test_any_bytes_in_the_files_of_a_device(
+    content: bytes, device: tuple[System, list[Path]]
+) -> None:
+    system, files = device
+    for file in files:
+        file.write_bytes(content)
+    stack = stack_of("/m", system=system)
+    assert kinds(stack)[:3] == ["file system", "partition", "disk"]
