@@ -91,9 +91,13 @@ class Compared:
 
     def again(self, *without: str) -> Request:
         """The measured request as the same recording tells it without some sources."""
-        with Reader(self.path) as reader:
-            report = conclude(build(Without(reader, without)), self.path)
-        return nearest(report, self.run)
+        return nearest(told_without(self.path, without), self.run)
+
+
+@cache
+def told_without(path: Path, sources: tuple[str, ...]) -> Report:
+    with Reader(path) as reader:
+        return conclude(build(Without(reader, sources)), path)
 
 
 class Without:

@@ -50,6 +50,12 @@ WEIGHTS_A_BYTES = 96 * MIB + 7919
 WEIGHTS_B_BYTES = 640 * MIB + 104729
 _SMALL_B_BYTES = 96 * MIB + 104729  # where the load is not what it is about
 _TINY_B_BYTES = 32 * MIB + 104729
+_SUFFIXES = {  # what llama.cpp serves is told without any
+    "llama.cpp": ".weights",
+    "vllm": ".safetensors",
+    "sglang": ".safetensors",
+    "localai": ".gguf",
+}
 _SETTLE_S = 0.1
 _END_TIMEOUT_S = 10.0
 _AHEAD_S = 0.2  # how long the request in front has been at work when the queued one is sent
@@ -575,10 +581,8 @@ def _weights(scenario: Scenario, workdir: Path, model: str, size_bytes: int) -> 
     elif model == "b" and scenario.shards > 1:
         count = scenario.shards
         names = [f"{stem}-{n:05}-of-{count:05}.safetensors" for n in range(1, count + 1)]
-    elif getattr(scenario, model).engine in ("vllm", "sglang"):
-        names = [f"{stem}.safetensors"]
     else:
-        names = [f"{stem}.weights"]
+        names = [f"{stem}{_SUFFIXES[getattr(scenario, model).engine]}"]
     return [str(make_model(workdir / name, size_bytes)) for name in names]
 
 
