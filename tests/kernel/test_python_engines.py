@@ -26,6 +26,8 @@ from lab.python_servers import (
     XllamacppServer,
 )
 from ttftprof.model import FileUse, Phase, Report, Request
+from ttftprof.phases import requests_of
+from ttftprof.timeline import build
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 
@@ -343,8 +345,11 @@ def test_vllm_attached(way: str, running_vllm: VllmServer, tmp_path: Path) -> No
     check_all_prefill([*report.requests[:2], beside, first], replies)
     spent = alone.activity_totals()
     assert spent.get("cpu", 0) + spent.get("fault", 0) >= 0.7 * sum(spent.values())
-    samples = [share.category for part in alone.python for share in part.shares]
-    assert "generate" in samples  # of the worker, and not of who waits for it
+    with seen.reader() as reader:
+        timeline = build(reader)
+    lives = [timeline.process_at(s.server, s.received_ns) for s in requests_of(timeline)]
+    # not its engine core, which spins for it
+    assert {life.argv[0] for life in lives if life is not None} == {"VLLM::Worker"}
 
 
 @pytest.mark.vllm
