@@ -136,7 +136,7 @@ def _request(
 ) -> tuple[Request, Circumstances]:
     front, mine = served.front, served.last_hop
     parts = phases.partition(timeline, served, everyone)
-    critical = phases.critical_processes(timeline, served, parts, everyone)
+    critical = phases.critical_processes(timeline, served, parts)
     start = phases.start_up(timeline, served)
     activities = _activities(timeline, parts, critical, start)
     parts = gpu_parts.with_parts(timeline, parts, critical, activities)

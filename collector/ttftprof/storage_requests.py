@@ -235,7 +235,7 @@ class Whereabouts:
         sent = np.where(split, begin + np.minimum(reads["queue_ns"], end - begin), begin)
         disk = reads["family"] == DEVICE
         covered = np.empty((0, 2), np.int64)
-        self._upto: list[tuple[str, Ranges]] = []
+        self._upto: list[tuple[str, _Cover]] = []
         for name, which, low, high in (
             ("device_ns", disk, begin, end),
             ("wire_ns", split, sent, end),
@@ -245,14 +245,15 @@ class Whereabouts:
             if which.any():
                 own = np.column_stack([low[which], high[which]])
                 covered = _union(np.concatenate([covered, own]))
-                self._upto.append((name, covered))
+                if len(covered):
+                    self._upto.append((name, _Cover(covered)))
 
     def split(self, waits: Ranges, short_ns: int = 0) -> WaitSplit:
         """Some waits by where the requests were; `short_ns`: those too short to be recorded."""
         parts: dict[str, int] = {}
         covered_ns = 0
         for name, covered in self._upto if len(waits) else ():
-            overlap_ns = _overlap_ns(waits, covered)
+            overlap_ns = covered.overlap_ns(waits)
             parts[name], covered_ns = overlap_ns - covered_ns, overlap_ns
         waited_ns = int((waits[:, 1] - waits[:, 0]).sum()) + short_ns
         return WaitSplit(**parts, client_ns=waited_ns - sum(parts.values()))
@@ -305,20 +306,20 @@ def _union(ranges: Ranges) -> Ranges:
     return np.column_stack([ranges[first, 0], latest[last]])
 
 
-def _overlap_ns(waits: Records, ranges: Ranges) -> int:
-    """Time of the waits that falls into the ranges; each wait counts."""
-    if not len(ranges) or not len(waits):
-        return 0
-    begins, lengths = ranges[:, 0], ranges[:, 1] - ranges[:, 0]
-    before = np.cumsum(lengths) - lengths
+class _Cover:
+    """Ranges in order, apart from one another, and how much time they hold up to each."""
 
-    def covered_until(ns: Records) -> Records:
-        at = np.searchsorted(begins, ns, side="right") - 1
-        within = np.clip(ns - begins[at], 0, lengths[at])
-        sums: Records = np.where(at >= 0, before[at] + within, 0)
-        return sums
+    def __init__(self, ranges: Ranges) -> None:
+        self._begins = ranges[:, 0].copy()
+        self._lengths = ranges[:, 1] - self._begins
+        self._before = np.cumsum(self._lengths) - self._lengths
 
-    return int((covered_until(waits[:, 1]) - covered_until(waits[:, 0])).sum())
+    def overlap_ns(self, waits: Ranges) -> int:
+        """Time of the waits that falls into the ranges; each wait counts."""
+        at = np.searchsorted(self._begins, waits, side="right") - 1
+        within = np.minimum(np.maximum(waits - self._begins[at], 0), self._lengths[at])
+        sums = np.where(at >= 0, self._before[at] + within, 0).sum(axis=0)
+        return int(sums[1] - sums[0])
 
 
 # -- the model -------------------------------------------------------------------------------------

@@ -164,6 +164,9 @@ class Exchange:
     from_target: bool  # the client is another process of the target
 
 
+_LEVELS = 16  # moments, of one file
+
+
 @dataclass(frozen=True, slots=True)
 class FileFacts:
     """One followed file. Counter rows: parallel arrays, oldest first."""
@@ -187,6 +190,7 @@ class FileFacts:
     past_cache: bool = False  # its reads went past the page cache, which nobody asked for
     uncounted: bool = False  # and what of it came from storage nobody could count
     looks_ns: Ints = field(init=False, repr=False, compare=False)  # of the rows
+    _levels: dict[int, _Level] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "looks_ns", self.rows["ns"].astype(np.int64))
@@ -219,6 +223,15 @@ class FileFacts:
         return Growth(self._at(start_ns), self._at(end_ns))
 
     def _at(self, ns: int) -> _Level:
+        """Whoever looks at a request asks for the same few moments again and again."""
+        level = self._levels.get(ns)
+        if level is None:
+            if len(self._levels) >= _LEVELS:
+                self._levels.clear()
+            level = self._levels[ns] = self._find(ns)
+        return level
+
+    def _find(self, ns: int) -> _Level:
         after = int(np.searchsorted(self.looks_ns, ns, side="right"))
         if after == 0:
             return _Level(None, None, 0, 1)

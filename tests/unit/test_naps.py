@@ -207,7 +207,7 @@ def test_each_process_of_a_start_holds_it_up_in_its_time() -> None:
     timeline = engine_of_four().timeline()
     (one,) = requests_of(timeline)
     found = partition(timeline, one, [one])
-    critical = critical_processes(timeline, one, found, [one])
+    critical = critical_processes(timeline, one, found)
     held = [t for p, t in zip(found, critical, strict=True) if p.phase in ("launch", "load")]
     assert held == [NEW, CORE, OTHER_WORKER, OTHER_WORKER]
 

@@ -46,9 +46,7 @@ __all__ = [
 _ACTS_WITHIN_NS = 100_000_000
 
 
-def critical_processes(
-    timeline: Timeline, served: Served, phases: Sequence[Phase], everyone: Sequence[Served]
-) -> list[int]:
+def critical_processes(timeline: Timeline, served: Served, phases: Sequence[Phase]) -> list[int]:
     """For each phase, the process whose threads hold it up."""
     start = start_up(timeline, served)
     front, server = served.front.tgid, start.process.tgid if start else served.server
@@ -59,7 +57,7 @@ def critical_processes(
     }
     launching = start.who_launches if start else lambda _phase: None
     return [
-        holder(timeline, phase, served, everyone, front)
+        holder(timeline, phase, served, front)
         if phase.phase == "queue"
         else launching(phase) or busy.get(phase.phase, server)
         for phase in phases

@@ -10,7 +10,7 @@ from typing import Self
 
 from ttftprof.model import Evidence, Phase
 from ttftprof.phases.edges import INFERRED, OBSERVED, Edge
-from ttftprof.phases.served import TOGETHER_NS, Served
+from ttftprof.phases.served import TOGETHER_NS, Served, requests_of
 from ttftprof.reports import scale
 from ttftprof.sources.http import BEGAN_BEFORE
 from ttftprof.threads import FOREVER
@@ -73,30 +73,40 @@ def _waited_alike(other: Exchange, mine: Exchange) -> bool:
     return other.model == mine.model and other.first_token_ns is None
 
 
-def holder(
-    timeline: Timeline,
-    phase: Phase,
-    served: Served,
-    everyone: Sequence[Served],
-    otherwise: int,
-) -> int:
+def holder(timeline: Timeline, phase: Phase, served: Served, otherwise: int) -> int:
     """The process that holds up a part of a queue: once its server has the request, that one;
     before, the server of another request in flight, of several the one that lived most of it."""
     if served.last_hop is not served.front and phase.start_ns >= served.received_ns:
         return served.server
-    others = {
-        o.server
-        for o in everyone
-        if o is not served
-        and o.front.start_ns < phase.end_ns
-        and phase.start_ns < (o.front.end_ns or FOREVER)
-    }
+    beside = timeline.derived(_InFlight.of, None).during(phase.start_ns, phase.end_ns)
+    others = {o.server for o in beside if o is not served}
     lived = {tgid: _lived_ns(timeline, tgid, phase) for tgid in others}
     longest = max(lived.values(), default=0)
     if not longest:
         return otherwise
     fitting = sorted(tgid for tgid, ns in lived.items() if ns == longest)
     return served.server if served.server in fitting else fitting[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """All requests by start; `latest_end_ns`: up to each."""
+
+    requests: Sequence[Served]
+    starts_ns: list[int]
+    latest_end_ns: list[int]
+
+    @classmethod
+    def of(cls, timeline: Timeline, _: None) -> Self:
+        own = sorted(requests_of(timeline), key=lambda served: served.front.start_ns)
+        ends = accumulate((served.front.end_ns or FOREVER for served in own), max)
+        return cls(own, [served.front.start_ns for served in own], list(ends))
+
+    def during(self, start_ns: int, end_ns: int) -> list[Served]:
+        first = bisect_right(self.latest_end_ns, start_ns)
+        last = bisect_left(self.starts_ns, end_ns)
+        there = self.requests[first:last]
+        return [served for served in there if start_ns < (served.front.end_ns or FOREVER)]
 
 
 def _lived_ns(timeline: Timeline, tgid: int, phase: Phase) -> int:

@@ -54,8 +54,12 @@ class Served:
         return front.first_token_ns or front.end_ns or front.start_ns
 
 
-def requests_of(timeline: Timeline) -> list[Served]:
+def requests_of(timeline: Timeline) -> Sequence[Served]:
     """Every request a client outside the target made for text, with the one behind it."""
+    return timeline.derived(_requests_of, None)
+
+
+def _requests_of(timeline: Timeline, _: None) -> list[Served]:
     fronts = [e for e in timeline.exchanges if e.generates and not e.from_target]
     backs = [e for e in timeline.exchanges if e.generates and e.from_target]
     candidates = _candidates(timeline)
