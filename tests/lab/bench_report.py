@@ -8,6 +8,7 @@ Each command runs in a process of its own; processor time, wall time and VmHWM a
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -100,6 +101,8 @@ def run(command: str, recording: Path) -> tuple[float, float, int]:
         stderr=subprocess.PIPE,
         text=True,
         check=True,
+        # As it is where it was installed: its modules are compiled.
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": ""},
     )
     cpu_s, wall_s, peak = done.stderr.splitlines()[-1].split()
     return float(cpu_s), float(wall_s), int(peak)
