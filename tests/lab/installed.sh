@@ -15,7 +15,7 @@ case $package in
 *)
     python3 -m venv /opt/ttftprof
     PATH=/opt/ttftprof/bin:$PATH
-    pip install --quiet --no-index --find-links /mnt/wheels "$package"
+    pip install --quiet --no-compile --no-index --find-links /mnt/wheels "$package"
     ;;
 esac
 
