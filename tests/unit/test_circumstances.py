@@ -287,8 +287,8 @@ def test_a_few_pages_in_prefill_are_no_load() -> None:
     assert "disguise" not in only(scene.request(NEW, 100, token=510)).verdict.explanation
 
 
-@pytest.mark.parametrize(("cached", "lost"), [(0, True), (None, True), (900, False)])
-def test_the_prompt_cache_that_a_switch_lost(cached: int | None, lost: bool) -> None:
+def long_prompt_again(cached: int | None) -> Scene:
+    """A model that had a long prompt before it was evicted gets it anew."""
     scene = Scene().process(FRONT).process(400, ppid=FRONT)
     scene.connected(FRONT, 9, local=40_007, remote=9_007)
     scene.request(FRONT, 10, token=20, end=30, ports=(8_080, 50_001), prompt_bytes=7)
@@ -300,8 +300,21 @@ def test_the_prompt_cache_that_a_switch_lost(cached: int | None, lost: bool) -> 
     scene.connected(FRONT, 571, local=40_001, remote=9_001)
     scene.request(NEW, 572, token=715, ports=(9_001, 40_001), prompt_tokens=1_419,
                   cached_tokens=cached)  # fmt: skip
-    request = only(scene)
+    return scene
+
+
+@pytest.mark.parametrize(("cached", "lost"), [(0, True), (None, True), (900, False)])
+def test_the_prompt_cache_that_a_switch_lost(cached: int | None, lost: bool) -> None:
+    request = only(long_prompt_again(cached))
     assert noted(request, "lost the prompt cache: all 1,419 tokens") is lost
+
+
+def test_a_lost_prompt_cache_is_told_once() -> None:
+    scene = long_prompt_again(0).request(FRONT, 900, token=1_116, ports=(8_080, 50_009))
+    scene.connected(FRONT, 901, local=40_011, remote=9_001)
+    scene.request(NEW, 902, token=1_115, ports=(9_001, 40_011), prompt_tokens=1_419)
+    told = [noted(request, "lost the prompt cache") for request in scene.report().requests]
+    assert told == [False, True, False]
 
 
 def test_tokens_without_text_are_counted() -> None:
