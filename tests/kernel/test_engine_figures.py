@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.engine, pytest.mark.slow]
 FIGURE_ERROR = 0.03
 TRIES = 3  # where others use the cores, a log line or a hand-over comes late on either side
 TELLING = ("-fit", "off", "-lv", "4")  # one load, and the lines that tell its edges
-PROMPT = " ".join(f"word{n}" for n in range(20))  # a second or so: no hand-over matters
+PROMPT = " ".join(f"word{n}" for n in range(32))  # a second or so: no hand-over matters
 BEGINS, ENDS = "load_model: local path", "llama_context: constructing llama_context"
 _STAMP = re.compile(r"^(?:\[\d+\] )?(\d+)\.(\d+)\.(\d+)\.(\d+) ")
 
