@@ -187,7 +187,10 @@ FAULTS = (
     Row(
         "A call into NVML hangs, a GPU is lost",
         "its samples end, and the report says since when",
-        ("kernel/gpu_sampling.a_gpu_that_is_lost_and_a_driver_that_hangs_cost_only_their_samples",),
+        (
+            "kernel/gpu_sampling.a_gpu_that_is_lost_and_a_driver_that_hangs_cost_only_their_samples",
+            "kernel/gpu_sampling.a_driver_that_does_not_start_is_said_and_waited_for_by_nobody",
+        ),
     ),
     Row(
         "py-spy is missing, refuses, or does not end",

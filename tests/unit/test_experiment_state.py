@@ -21,7 +21,6 @@ from ttftprof.experiment.plan import Plan, variants_of
 from ttftprof.experiment.runner import RunResult, _Session
 from ttftprof.experiment.scenarios import SCENARIOS
 from ttftprof.experiment.state import GpuMemory, ServerApi
-from ttftprof.gpu_rows import Valid
 from ttftprof.sources.gpu import DeviceLost, GpuAbsent, Look, Vendor
 from unit.experiment_samples import plan
 
@@ -132,7 +131,7 @@ class FakeGpu(Vendor):
     def look(self, device: int, tick: int) -> Look:
         if self.lost:
             raise DeviceLost(device, "fell off the bus")
-        return Look(Valid.USED, {"used_bytes": self.used[device]})
+        return Look({"used_bytes": self.used[device]})
 
     def close(self) -> None: ...
 

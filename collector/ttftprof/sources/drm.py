@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from ttftprof.clock import now_ns
-from ttftprof.gpu_rows import Valid
 from ttftprof.sources.gpu import DeviceLost, GpuAbsent, Look, Vendor
 
 # GT/s of a lane by generation: PCI Express Base Specification.
@@ -126,20 +125,19 @@ class Drm(Vendor):
         if not card.exists():
             raise DeviceLost(device, "it is gone from sysfs")
         found: dict[str, int] = {}
-        valid = Valid(0)
         users = self._users(device, turn) if turn >= 0 and turn % 2 == 0 else None
         used = _number(card / "mem_info_vram_used")
         if used is None and users is not None:
             used = sum(user.memory_bytes for user in users.values())
         if used is not None:
             found["used_bytes"] = used
-            valid |= Valid.USED
         if users is not None:
-            valid |= self._busy(device, users, found)
+            self._busy(device, users, found)
         elif turn >= 0:
-            valid |= _link(card, found) | _clock(self._clocks[device], found)
+            _link(card, found)
+            _clock(self._clocks[device], found)
         processes = None if users is None else {t: u.memory_bytes for t, u in users.items()}
-        return Look(valid, found, processes)
+        return Look(found, processes)
 
     def _users(self, device: int, turn: int) -> dict[int, Usage]:
         slot = self._slots[device]
@@ -154,7 +152,7 @@ class Drm(Vendor):
                 found[tgid] = usage
         return found
 
-    def _busy(self, device: int, users: Mapping[int, Usage], found: dict[str, int]) -> Valid:
+    def _busy(self, device: int, users: Mapping[int, Usage], found: dict[str, int]) -> None:
         """The driver's own figure, or the share of the time since the last look that the engines
         worked for the processes that are followed."""
         percent = _number(self._cards[device] / "gpu_busy_percent")
@@ -163,10 +161,8 @@ class Drm(Vendor):
         self._worked[device] = now, worked
         if percent is None and before is not None and now > before[0]:
             percent = _busy_percent(before[1], worked, now - before[0])
-        if percent is None or not 0 <= percent <= 100:
-            return Valid(0)
-        found["busy_percent"] = percent
-        return Valid.BUSY
+        if percent is not None and 0 <= percent <= 100:
+            found["busy_percent"] = percent
 
     def close(self) -> None:
         return
@@ -256,13 +252,11 @@ def _size(text: str) -> int:
     return int(number) * _UNITS.get(unit, 0) if number.isdigit() else 0
 
 
-def _link(card: Path, found: dict[str, int]) -> Valid:
+def _link(card: Path, found: dict[str, int]) -> None:
     gen = _generation(_read(card / "current_link_speed"))
     width = _number(card / "current_link_width")
-    if gen is None or width is None or not 0 < width < 256:
-        return Valid(0)
-    found["link_gen"], found["link_width"] = gen, width
-    return Valid.LINK
+    if gen is not None and width is not None and 0 < width < 256:
+        found["link_gen"], found["link_width"] = gen, width
 
 
 def _clock_files(card: Path) -> tuple[Path, Path | None, int] | None:
@@ -275,13 +269,12 @@ def _clock_files(card: Path) -> tuple[Path, Path | None, int] | None:
     return None
 
 
-def _clock(files: tuple[Path, Path | None, int] | None, found: dict[str, int]) -> Valid:
+def _clock(files: tuple[Path, Path | None, int] | None, found: dict[str, int]) -> None:
     core = _number(files[0]) if files else None
     if files is None or core is None:
-        return Valid(0)
+        return
     memory = _number(files[1]) if files[1] else None
     found["core_mhz"], found["memory_mhz"] = core // files[2], (memory or 0) // files[2]
-    return Valid.CLOCKS
 
 
 def _generation(speed: str | None) -> int | None:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -33,7 +33,7 @@ UNSAMPLED = "GPU memory, utilisation and link are unknown"
 JOIN_S = 0.2
 _MOST = (1 << 32) - 1
 CPU_SHARE = 0.008  # of a core, above which less is asked
-_WEIGHED_EVERY_NS = NS_PER_S
+WEIGHED_EVERY_NS = NS_PER_S // 2
 _STRETCH_MOST = 32
 
 
@@ -53,13 +53,32 @@ class GpuAbsent(Exception):
         self.reason, self.cost = reason, cost
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(NamedTuple):
     """What one look found: values by `GPU_ROW` field, and {tgid: bytes} if that was asked for."""
 
-    valid: Valid
     values: Mapping[str, int]
     processes: Mapping[int, int] | None = None
+
+
+# Which fields say that another, or a pair, was looked at.
+_TELLING = {
+    "used_bytes": Valid.USED,
+    "busy_percent": Valid.BUSY,
+    "pstate": Valid.PSTATE,
+    "link_gen": Valid.LINK,
+    "core_mhz": Valid.CLOCKS,
+    "throttle": Valid.THROTTLE,
+    "rx_bytes_per_s": Valid.RX,
+    "tx_bytes_per_s": Valid.TX,
+}
+# Where a row has each field, and its bit in `valid`. Numbers: flags cost a microsecond each, and
+# that with caches that are full of what others do is ten.
+_NAMES = GPU_ROW.names or ()
+_VALID, _ERROR = _NAMES.index("valid"), _NAMES.index("error_ns")
+_FIELDS = {
+    name: (at, int(_TELLING.get(name, 0))) for at, name in enumerate(_NAMES) if _VALID < at < _ERROR
+}
+_NOTHING = (0,) * (len(_NAMES) - _VALID)
 
 
 class InCall(Protocol):
@@ -75,6 +94,7 @@ class Vendor(ABC):
 
     name: str
     doors: Sequence[InCall] = ()
+    slow_every = 10  # of the slow schedule's moments, those at which there is something to ask
 
     @abstractmethod
     def open(self) -> list[dict[str, Any]]:
@@ -86,7 +106,8 @@ class Vendor(ABC):
         is dear can be asked at some of them. Raises `DeviceLost`."""
 
     def look_slowly(self, device: int, turn: int) -> Iterator[tuple[int, int, Look]]:
-        """(ns, error of ns, look) of what blocks; nothing for most. `turn` counts these looks."""
+        """(ns, error of ns, look) of what blocks; nothing for most. `turn` counts the slow
+        schedule's moments."""
         yield from ()
 
     def take_facts(self) -> list[tuple[str, dict[str, Any]]]:
@@ -110,42 +131,42 @@ class Schedule:
     tick: int = 0
     missed: int = 0
 
-    def passed(self, now_ns: int) -> None:
+    def passed(self, now_ns: int, every: int = 1) -> None:
+        """On to the next moment to come whose number is a multiple of `every`."""
         steps = max((now_ns - self.due_ns) // self.period_ns, 0) + 1
         self.missed += steps - 1
+        steps += -(self.tick + steps) % every
         self.tick += steps
         self.due_ns += steps * self.period_ns
 
 
 class Pace:
-    """At which looks all is asked: at each, or at fewer where a driver's answers are dear.
+    """At which looks all is asked: at each, or at fewer where answers are dear, be it for the
+    driver, or because others on the machine leave nothing in its caches.
 
     Memory is looked at on every moment of the schedule.
     """
 
     def __init__(self, now_ns: int) -> None:
         self._weighed_ns = now_ns
-        self._spent_ns = 0
+        self._spent_ns = 0  # until then
         self.stretch = 1
 
     def turn(self, tick: int) -> int:
         """The number of this look among those at all; -1 if it is none."""
         return -1 if tick % self.stretch else tick // self.stretch
 
-    def spent(self, cpu_ns: int) -> None:
-        """What one look at all cost, in CPU time."""
-        self._spent_ns += cpu_ns
-
-    def weigh(self, now_ns: int) -> bool:
-        """Once a second, what looks at all have cost; whether the pace changed."""
+    def weigh(self, now_ns: int, spent_ns: int) -> bool:
+        """Twice a second, by all the CPU time so far, what sampling costs; whether the pace
+        changed. To ask twice as often costs less than twice as much, so that it does not swing."""
         lasted_ns = now_ns - self._weighed_ns
-        if lasted_ns < _WEIGHED_EVERY_NS:
+        if lasted_ns < WEIGHED_EVERY_NS:
             return False
-        share, before = self._spent_ns / lasted_ns, self.stretch
-        self._weighed_ns, self._spent_ns = now_ns, 0
+        share, before = (spent_ns - self._spent_ns) / lasted_ns, self.stretch
+        self._weighed_ns, self._spent_ns = now_ns, spent_ns
         if share > CPU_SHARE:
             self.stretch = min(before * 2, _STRETCH_MOST)
-        elif share < CPU_SHARE / 3:
+        elif share < CPU_SHARE / 2:
             self.stretch = max(before // 2, 1)
         return self.stretch != before
 
@@ -175,6 +196,7 @@ class Sampler:
         self._memory: dict[int, dict[int, int]] = {}
         self._hung: dict[int, int] = {}
         self._looking_ns = self._looking_slowly_ns = 0  # processor time of either thread
+        self._pace = Pace(clock())
         # Appending to and taking from a deque needs no lock: `drain` cannot be held up.
         self._rows: deque[tuple[int, ...]] = deque()
         self._process_rows: deque[tuple[int, ...]] = deque()
@@ -203,16 +225,12 @@ class Sampler:
         if not self.open():
             return
         self._spawn("gpu-slow", self._run_slowly)
-        schedule, pace = Schedule(self._clock(), PERIOD_NS), Pace(self._clock())
+        schedule, pace = Schedule(self._clock(), PERIOD_NS), self._pace
         began_ns = time.thread_time_ns()
         while self._wait(schedule):
-            turn, before_ns = pace.turn(schedule.tick), time.thread_time_ns()
-            self.sample(schedule, turn)
-            after_ns = time.thread_time_ns()
-            self._looking_ns = after_ns - began_ns
-            if turn >= 0:
-                pace.spent(after_ns - before_ns)
-            if pace.weigh(self._clock()):
+            self.sample(schedule, pace.turn(schedule.tick))
+            self._looking_ns = time.thread_time_ns() - began_ns
+            if pace.weigh(self._clock(), self.cpu_ns):
                 self._tell("gpu_pace", {"all_every_ns": pace.stretch * PERIOD_NS})
         if not any(door.since_ns for door in self.vendor.doors):
             self.vendor.close()
@@ -222,7 +240,7 @@ class Sampler:
         schedule = Schedule(self._clock(), SLOW_PERIOD_NS)
         while self._wait(schedule):
             self.sample_slowly(schedule.tick)
-            schedule.passed(self._clock())
+            schedule.passed(self._clock(), max(self.vendor.slow_every, self._pace.stretch))
             self._looking_slowly_ns = time.thread_time_ns()
 
     @property
@@ -273,7 +291,8 @@ class Sampler:
             self._rows.append(_row(look, began, late, took, device + self._base))
             if look.processes is not None:
                 self._note_processes(device, began, look.processes)
-        self._tell_found()
+        if turn >= 0:
+            self._tell_found()
         schedule.passed(self._clock())
 
     def sample_slowly(self, turn: int) -> None:
@@ -401,22 +420,10 @@ def _take(found: deque[Any]) -> list[Any]:
 def _row(
     look: Look, ns: int, late_ns: int, took_ns: int, device: int, error_ns: int = 0
 ) -> tuple[int, ...]:
-    value = look.values.get
-    return (
-        ns,
-        min(late_ns, _MOST),
-        min(took_ns, _MOST),
-        device,
-        int(look.valid),
-        value("used_bytes", 0),
-        value("busy_percent", 0),
-        value("pstate", 0),
-        value("link_gen", 0),
-        value("link_width", 0),
-        value("core_mhz", 0),
-        value("memory_mhz", 0),
-        value("throttle", 0),
-        value("rx_bytes_per_s", 0),
-        value("tx_bytes_per_s", 0),
-        min(error_ns, _MOST),
-    )
+    row = [ns, min(late_ns, _MOST), min(took_ns, _MOST), device, *_NOTHING]
+    for name, value in look.values.items():
+        at, bit = _FIELDS[name]
+        row[at] = value
+        row[_VALID] |= bit
+    row[_ERROR] = min(error_ns, _MOST)
+    return tuple(row)

@@ -16,7 +16,6 @@ from typing import Any
 
 from ttftprof.clock import measure_offset, now_ns
 from ttftprof.engines.driver_calls import places_of
-from ttftprof.gpu_rows import Valid
 from ttftprof.sources.gpu import UNSAMPLED, DeviceLost, GpuAbsent, Look, Vendor
 
 LIBRARY = "libnvidia-ml.so.1"
@@ -24,7 +23,7 @@ _COMPUTING = "nvmlDeviceGetComputeRunningProcesses_v3"
 _SAMPLES_EVERY = 10  # slow looks
 # nvml.h: bytes over PCIe since the driver was loaded, seen from the device.
 _COUNTS = ((198, 0), (197, 0))  # received, sent; each of the whole device
-_DRAWING_EVERY = 10  # looks at processes, where none was seen that draws
+_PROCESSES_EVERY = 20  # turns, if memory does not change; those that draw too, where none did
 
 
 def find() -> Vendor | None:
@@ -116,8 +115,10 @@ class Nvml(Vendor):
         self._clock = clock
         self._devices: dict[int, Device] = {}
         self._seen_us: dict[int, int] = {}
+        self._samples_at: dict[int, int] = {}  # the slow turn from which they are asked for again
         self._counted: dict[int, tuple[int, int, int]] = {}  # µs, bytes received, sent
         self._uncounted: set[int] = set()
+        self._used: dict[int, tuple[int | None, bool]] = {}  # at the last look; had it changed?
         self._drawn_on: set[int] = set()
         self._untold: set[int] = set()  # devices that tell processes and not their memory
         self._facts: list[tuple[str, dict[str, Any]]] = []
@@ -207,20 +208,29 @@ class Nvml(Vendor):
     # -- again and again --------------------------------------------------------------------
 
     def look(self, device: int, turn: int) -> Look:
-        """Memory always; at a turn also what the device does, or in which state it is."""
+        """Memory always; at a turn also what the device does, or in which state it is; whose the
+        memory is when it has changed, and now and then."""
         target = self._devices[device]
         found: dict[str, int] = {}
-        valid = Valid(0)
         memory = self._memory(target)
         if memory is not None:
             found["used_bytes"] = int(memory.used)
-            valid |= Valid.USED
-        if turn < 0:
-            return Look(valid, found)
-        if turn % 2:
-            return Look(valid | self._state(target, found), found)
-        valid |= self._busy(target, found) | self._traffic(target, found)
-        return Look(valid, found, self._processes(target, turn // 2))
+        if turn >= 0 and turn % 2:
+            self._state(target, found)
+        elif turn >= 0:
+            self._busy(target, found)
+            self._traffic(target, found)
+        by_now = turn >= 0 and turn % _PROCESSES_EVERY == 0
+        if self._is_moving(device, found.get("used_bytes")) or by_now:
+            return Look(found, self._processes(target, by_now))
+        return Look(found)
+
+    def _is_moving(self, device: int, used: int | None) -> bool:
+        """Whether memory has changed at this look or the one before: a driver may tell of the
+        process a little later."""
+        before, changed = self._used.get(device, (None, False))
+        self._used[device] = used, used != before
+        return changed or used != before
 
     def _memory(self, device: Device) -> Any:
         """Since driver 510 without what the driver keeps for itself (version 2)."""
@@ -228,62 +238,54 @@ class Nvml(Vendor):
         found = ask("nvmlDeviceGetMemoryInfo", device, self._library.nvmlMemory_v2)
         return found if found is not None else ask("nvmlDeviceGetMemoryInfo", device)
 
-    def _busy(self, device: Device, found: dict[str, int]) -> Valid:
+    def _busy(self, device: Device, found: dict[str, int]) -> None:
         rates = self.fast.ask("nvmlDeviceGetUtilizationRates", device)
-        if rates is None:
-            return Valid(0)
-        found["busy_percent"] = int(rates.gpu)
-        return Valid.BUSY
+        if rates is not None:
+            found["busy_percent"] = int(rates.gpu)
 
-    def _traffic(self, device: Device, found: dict[str, int]) -> Valid:
+    def _traffic(self, device: Device, found: dict[str, int]) -> None:
         """The link's traffic since the last look, from running counts with stamps of their own.
 
         Newer drivers and devices have them; else `look_slowly` asks for rates.
         """
         if device.index in self._uncounted:
-            return Valid(0)
+            return
         answer = self.fast.ask("nvmlDeviceGetFieldValues", device, _COUNTS)
         if answer is None or any(value.nvmlReturn for value in answer):
             self._uncounted.add(device.index)
-            return Valid(0)
+            self.slow_every = 1
+            return
         received, sent = (int(value.value.ullVal) for value in answer)
         now = int(answer[0].timestamp), received, sent
         before = self._counted.get(device.index)
         self._counted[device.index] = now
         if before is None or now[0] <= before[0] or now[1] < before[1] or now[2] < before[2]:
-            return Valid(0)  # the first, not renewed yet, or wrapped
+            return  # the first, not renewed yet, or wrapped
         for name, at in (("rx_bytes_per_s", 1), ("tx_bytes_per_s", 2)):
             found[name] = (now[at] - before[at]) * 1_000_000 // (now[0] - before[0])
-        return Valid.RX | Valid.TX
 
-    def _state(self, device: Device, found: dict[str, int]) -> Valid:
+    def _state(self, device: Device, found: dict[str, int]) -> None:
         ask, library = self.fast.ask, self._library
-        valid = Valid(0)
         pstate = ask("nvmlDeviceGetPerformanceState", device)
         if pstate is not None and 0 <= int(pstate) < 32:
             found["pstate"] = int(pstate)
-            valid |= Valid.PSTATE
         gen, width = (ask(f"nvmlDeviceGetCurrPcieLink{x}", device) for x in ("Generation", "Width"))
         if gen is not None and width is not None:
             found["link_gen"], found["link_width"] = int(gen), int(width)
-            valid |= Valid.LINK
         core = ask("nvmlDeviceGetClockInfo", device, library.NVML_CLOCK_SM)
         memory = ask("nvmlDeviceGetClockInfo", device, library.NVML_CLOCK_MEM)
         if core is not None and memory is not None:
             found["core_mhz"], found["memory_mhz"] = int(core), int(memory)
-            valid |= Valid.CLOCKS
         throttle = ask("nvmlDeviceGetCurrentClocksThrottleReasons", device)
         if throttle is not None:
             found["throttle"] = int(throttle)
-            valid |= Valid.THROTTLE
-        return valid
 
-    def _processes(self, device: Device, turn: int) -> dict[int, int] | None:
+    def _processes(self, device: Device, by_now: bool) -> dict[int, int] | None:
         """{host pid: bytes}; a container or WSL may not tell the bytes. What computes by Vulkan is
         among those that draw; one that does both is told by either with all of its memory."""
         computing = self.fast.ask(_COMPUTING, device)
         drawing: Any = ()
-        if device.index in self._drawn_on or turn % _DRAWING_EVERY == 0:
+        if device.index in self._drawn_on or by_now:
             drawing = self.fast.ask("nvmlDeviceGetGraphicsRunningProcesses_v3", device) or ()
             (self._drawn_on.add if drawing else self._drawn_on.discard)(device.index)
         if computing is None and not drawing:
@@ -301,18 +303,17 @@ class Nvml(Vendor):
         target = self._devices[device]
         if device in self._uncounted:
             found: dict[str, int] = {}
-            valid = Valid(0)
-            for counter, name, bit in (
-                (self._library.NVML_PCIE_UTIL_RX_BYTES, "rx_bytes_per_s", Valid.RX),
-                (self._library.NVML_PCIE_UTIL_TX_BYTES, "tx_bytes_per_s", Valid.TX),
+            for counter, name in (
+                (self._library.NVML_PCIE_UTIL_RX_BYTES, "rx_bytes_per_s"),
+                (self._library.NVML_PCIE_UTIL_TX_BYTES, "tx_bytes_per_s"),
             ):
                 rate = self.slow.ask("nvmlDeviceGetPcieThroughput", target, counter)
                 if rate is not None:
                     found[name] = int(rate) * 1000  # KB/s
-                    valid |= bit
-            if valid:
-                yield self._clock(), 0, Look(valid, found)
-        if turn % _SAMPLES_EVERY == 0:
+            if found:
+                yield self._clock(), 0, Look(found)
+        if turn >= self._samples_at.get(device, 0):
+            self._samples_at[device] = turn + _SAMPLES_EVERY
             yield from self._samples(target)
 
     def _samples(self, device: Device) -> Iterator[tuple[int, int, Look]]:
@@ -331,7 +332,7 @@ class Nvml(Vendor):
         for us, value in fresh:
             # A microsecond stamp is true to half of one.
             ns = offset.to_monotonic(us * 1000)
-            yield ns, offset.error_ns + 500, Look(Valid.BUSY, {"busy_percent": value})
+            yield ns, offset.error_ns + 500, Look({"busy_percent": value})
 
     def close(self) -> None:
         with suppress(self._library.NVMLError):  # lost, or never awake
