@@ -21,14 +21,7 @@
 #define TRACEPOINT(name) SEC("raw_tp/" #name)
 #define FIELD(object, ...) BPF_CORE_READ(object, __VA_ARGS__)
 #define FIELD_BITS(object, field) BPF_CORE_READ_BITFIELD_PROBED(object, field)
-#define FUNCTION(name) SEC("kprobe/" #name)
-#if defined(__TARGET_ARCH_x86)
-#define PASSED_1(ctx) (((struct pt_regs *)(ctx))->di)
-#define PASSED_2(ctx) (((struct pt_regs *)(ctx))->si)
-#elif defined(__TARGET_ARCH_arm64)
-#define PASSED_1(ctx) (((struct pt_regs *)(ctx))->regs[0])
-#define PASSED_2(ctx) (((struct pt_regs *)(ctx))->regs[1])
-#endif
+#define BY_FENTRY(function, program)
 #else
 #define TRACEPOINT(name) SEC("tp_btf/" #name)
 #define FIELD_1(object, a) ((object)->a)
@@ -36,11 +29,34 @@
 #define FIELD(object, ...) ___bpf_apply(FIELD_, ___bpf_narg(__VA_ARGS__))(object, __VA_ARGS__)
 #define FIELD_3(object, a, b, c) ((object)->a->b->c)
 #define FIELD_BITS(object, field) BPF_CORE_READ_BITFIELD(object, field)
-/* A kernel that lacks a tracepoint may let its function be looked at on entry. */
-#define FUNCTION(name) SEC("fentry/" #name)
-#define PASSED_1(ctx) (((u64 *)(ctx))[0])
-#define PASSED_2(ctx) (((u64 *)(ctx))[1])
+#define BY_FENTRY(function, program)				\
+	SEC("fentry/" #function)				\
+	int program##_entry(u64 *passed)			\
+	{							\
+		return program##_enters(passed[0], passed[1]);	\
+	}
 #endif
+
+#if defined(__TARGET_ARCH_x86)
+#define REGS_PASSED_1(regs) ((regs)->di)
+#define REGS_PASSED_2(regs) ((regs)->si)
+#elif defined(__TARGET_ARCH_arm64)
+#define REGS_PASSED_1(regs) ((regs)->regs[0])
+#define REGS_PASSED_2(regs) ((regs)->regs[1])
+#endif
+
+/* A kernel that lacks a tracepoint may let its function be looked at on entry. Where that takes BTF,
+ * or an architecture's kernel cannot do it (arm64 before 6.4, 2aa6ac03516d), a kprobe does. What
+ * either is passed is a number to this program: it copies fields out. */
+#define ON_ENTRY(function, program)						\
+	static __always_inline int program##_enters(u64 first, u64 second);	\
+	BY_FENTRY(function, program)						\
+	SEC("kprobe/" #function)						\
+	int program##_kprobe(struct pt_regs *regs)				\
+	{									\
+		return program##_enters(REGS_PASSED_1(regs), REGS_PASSED_2(regs)); \
+	}									\
+	static __always_inline int program##_enters(u64 first, u64 second)
 
 #define TASK_DEAD_BIT 0x80
 #define TASK_UNINTERRUPTIBLE_BIT 0x02

@@ -6,14 +6,9 @@
  */
 #include "shared.bpf.h"
 
-static __always_inline int fault(struct address_space *mapping)
+static __always_inline int fault(struct thread_slot *t, struct file_slot *f)
 {
-	struct thread_slot *t = current_slot();
-
-	if (!t)
-		return 0;
 	t->file_faults++;
-	struct file_slot *f = file_wanted(t, FIELD(mapping, host));
 	if (f) {
 		__sync_fetch_and_add(&f->faults, 1);
 		file_touch(f);
@@ -21,14 +16,9 @@ static __always_inline int fault(struct address_space *mapping)
 	return 0;
 }
 
-static __always_inline int around(struct address_space *mapping)
+static __always_inline int around(struct thread_slot *t, struct file_slot *f)
 {
-	struct thread_slot *t = current_slot();
-
-	if (!t)
-		return 0;
 	t->map_arounds++;
-	struct file_slot *f = file_wanted(t, FIELD(mapping, host));
 	if (f) {
 		__sync_fetch_and_add(&f->map_arounds, 1);
 		file_touch(f);
@@ -36,31 +26,38 @@ static __always_inline int around(struct address_space *mapping)
 	return 0;
 }
 
+static __always_inline u64 inode_of_fault(u64 fault)
+{
+	return (u64)BPF_CORE_READ((struct vm_fault *)fault, vma, vm_file, f_mapping, host);
+}
+
 /* The tracepoints came with 6.12; before, the functions that they are in. */
 TRACEPOINT(mm_filemap_fault)
 int BPF_PROG(faults__fault, struct address_space *mapping)
 {
-	return fault(mapping);
+	struct thread_slot *t = current_slot();
+
+	return t ? fault(t, file_wanted(t, FIELD(mapping, host))) : 0;
 }
 
-FUNCTION(filemap_fault)
-int faults__fault_entry(void *ctx)
+ON_ENTRY(filemap_fault, faults__fault)
 {
-	struct vm_fault *vmf = (struct vm_fault *)PASSED_1(ctx);
+	struct thread_slot *t = current_slot();
 
-	return fault(FIELD(vmf, vma, vm_file, f_mapping));
+	return t ? fault(t, file_wanted_at(t, inode_of_fault(first))) : 0;
 }
 
 TRACEPOINT(mm_filemap_map_pages)
 int BPF_PROG(faults__around, struct address_space *mapping)
 {
-	return around(mapping);
+	struct thread_slot *t = current_slot();
+
+	return t ? around(t, file_wanted(t, FIELD(mapping, host))) : 0;
 }
 
-FUNCTION(filemap_map_pages)
-int faults__around_entry(void *ctx)
+ON_ENTRY(filemap_map_pages, faults__around)
 {
-	struct vm_fault *vmf = (struct vm_fault *)PASSED_1(ctx);
+	struct thread_slot *t = current_slot();
 
-	return around(FIELD(vmf, vma, vm_file, f_mapping));
+	return t ? around(t, file_wanted_at(t, inode_of_fault(first))) : 0;
 }

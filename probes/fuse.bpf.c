@@ -40,7 +40,7 @@ static __always_inline int begin(u64 name, struct fuse_args *args)
 	struct inode_facts file;
 	u16 flags = REMOTE_FUSE;
 
-	if (FIELD(args, opcode) != FUSE_READ)
+	if (BPF_CORE_READ(args, opcode) != FUSE_READ)
 		return 0;
 	struct inode *inode = inode_of_call(args);
 	if (inode)
@@ -52,7 +52,7 @@ static __always_inline int begin(u64 name, struct fuse_args *args)
 	inode_read(inode, &file);
 	if (!remote_wanted(file.dev, file.ino))
 		return 0;
-	if (bpf_probe_read_kernel(&in, sizeof(in), FIELD(args, in_args[0].value)))
+	if (bpf_probe_read_kernel(&in, sizeof(in), BPF_CORE_READ(args, in_args[0].value)))
 		return 0;
 	remote_begin(&key, &file, in.offset, in.size, flags);
 	return 0;
@@ -61,11 +61,11 @@ static __always_inline int begin(u64 name, struct fuse_args *args)
 static __always_inline int end(u64 name, struct fuse_req *req)
 {
 	struct remote_key key = {.what = name};
-	u32 length = FIELD(req, out.h.len);
+	u32 length = BPF_CORE_READ(req, out.h.len);
 	u32 head = bpf_core_type_size(struct fuse_out_header);
 
 	remote_end(&key, length > head ? length - head : 0,
-		   FIELD(req, out.h.error) ? REMOTE_FAILED : 0);
+		   BPF_CORE_READ(req, out.h.error) ? REMOTE_FAILED : 0);
 	return 0;
 }
 
@@ -82,28 +82,21 @@ int BPF_PROG(fuse__end, struct fuse_req *req)
 }
 
 /* Before 6.11: what waits for its answer, and what does not. */
-FUNCTION(fuse_simple_request)
-int fuse__wait_entry(void *ctx)
+ON_ENTRY(fuse_simple_request, fuse__wait)
 {
-	struct fuse_args *args = (struct fuse_args *)PASSED_2(ctx);
-
-	return begin((u64)args, args);
+	return begin(second, (struct fuse_args *)second);
 }
 
-FUNCTION(fuse_simple_background)
-int fuse__send_entry(void *ctx)
+ON_ENTRY(fuse_simple_background, fuse__send)
 {
-	struct fuse_args *args = (struct fuse_args *)PASSED_2(ctx);
-
-	return begin((u64)args, args);
+	return begin(second, (struct fuse_args *)second);
 }
 
-FUNCTION(fuse_request_end)
-int fuse__end_entry(void *ctx)
+ON_ENTRY(fuse_request_end, fuse__end)
 {
-	struct fuse_req *req = (struct fuse_req *)PASSED_1(ctx);
+	struct fuse_req *req = (struct fuse_req *)first;
 
-	return end((u64)FIELD(req, args), req);
+	return end((u64)BPF_CORE_READ(req, args), req);
 }
 
 TRACEPOINT(page_cache_ra_unbounded)

@@ -207,30 +207,28 @@ int BPF_PROG(pagecache__delete, struct folio *folio)
 	return 0;
 }
 
-static __always_inline int asked_for(struct address_space *mapping)
+/* read(), pread(), splice: one hit a batch of folios. */
+TRACEPOINT(mm_filemap_get_pages)
+int BPF_PROG(pagecache__get, struct address_space *mapping)
 {
 	struct thread_slot *t = current_slot();
+	struct file_slot *f = t ? file_wanted(t, FIELD(mapping, host)) : 0;
 
-	if (!t)
-		return 0;
-	struct file_slot *f = file_wanted(t, FIELD(mapping, host));
 	if (f)
 		file_touch(f);
 	return 0;
 }
 
-/* read(), pread(), splice: one hit a batch of folios. */
-TRACEPOINT(mm_filemap_get_pages)
-int BPF_PROG(pagecache__get, struct address_space *mapping)
-{
-	return asked_for(mapping);
-}
-
 /* Before 6.12, a read. */
-FUNCTION(filemap_read)
-int pagecache__get_entry(void *ctx)
+ON_ENTRY(filemap_read, pagecache__get)
 {
-	struct kiocb *call = (struct kiocb *)PASSED_1(ctx);
+	struct thread_slot *t = current_slot();
 
-	return asked_for(FIELD(call, ki_filp, f_mapping));
+	if (!t)
+		return 0;
+	u64 inode = (u64)BPF_CORE_READ((struct kiocb *)first, ki_filp, f_mapping, host);
+	struct file_slot *f = file_wanted_at(t, inode);
+	if (f)
+		file_touch(f);
+	return 0;
 }

@@ -305,6 +305,16 @@ static __always_inline struct file_slot *file_wanted(struct thread_slot *t, stru
 	return file_find(t->file_dev, t->file_ino);
 }
 
+/* The same for an inode that is only a number. */
+static __always_inline struct file_slot *file_wanted_at(struct thread_slot *t, u64 inode)
+{
+	struct inode *host = (struct inode *)inode;
+
+	t->file_ino = BPF_CORE_READ(host, i_ino);
+	t->file_dev = BPF_CORE_READ(host, i_sb, s_dev);
+	return file_find(t->file_dev, t->file_ino);
+}
+
 static __always_inline struct file *fd_file(u64 fd)
 {
 	struct task_struct *task = current_task();

@@ -128,10 +128,9 @@ int BPF_PROG(sockets__ready, const struct sock *sk)
 }
 
 /* Before 6.3. */
-FUNCTION(sock_def_readable)
-int sockets__ready_entry(void *ctx)
+ON_ENTRY(sock_def_readable, sockets__ready)
 {
-	return ready((const struct sock *)PASSED_1(ctx));
+	return ready((const struct sock *)first);
 }
 
 /* The connection behind a socket's file. An entry whose inode is another's was left

@@ -37,7 +37,12 @@ from ttftprof.kernel.session import (
 )
 from ttftprof.kernel.table import PROBES, Probe
 from ttftprof.kernel.types import VMLINUX, KernelTypes
-from ttftprof.packages import bcc_packages, header_packages, install_command
+from ttftprof.packages import (
+    bcc_packages,
+    header_packages,
+    install_command,
+    libbpf_packages,
+)
 from ttftprof.sources import drm, nvml
 from ttftprof.sources.gpu import GpuAbsent, Vendor
 from ttftprof.sources.processes import ProcessFacts, has_host_pids
@@ -321,13 +326,12 @@ def check_libbpf(machine: Machine) -> Check:
     try:
         version = libbpf.library().libbpf_version_string().decode()
     except (TtftprofError, AttributeError) as error:
-        names = {"apt": "libbpf1", "dnf": "libbpf", "zypper": "libbpf1", "pacman": "libbpf"}
         return Check(
             "libbpf",
             MISSING,
             "libbpf.so.1 is not installed" if isinstance(error, TtftprofError) else "too old",
             "nothing loads the probes",
-            install_command(names, machine.root),
+            install_command(libbpf_packages(), machine.root),
             required=True,
         )
     return Check("libbpf", OK, version, required=True)
@@ -417,23 +421,27 @@ def _promised(probe: Probe, present: dict[str, bool]) -> Check:
     absent = _absent_needs(probe, present)
     if not absent:
         return Check(_title(probe), OK, "should load (not tried)", required=probe.required)
-    return _lacking(probe, absent, f"no tracepoint {', '.join(absent)}")
+    whole = len(absent) == len(probe.needs)
+    found = f"no tracepoint {', '.join(absent)}"
+    return _lacking(probe, absent, found, probe.cost_of_absence, whole)
 
 
 def _tried(probe: Probe, state: ProbeState, present: dict[str, bool]) -> Check:
     if state.state == "ok":
         return Check(_title(probe), OK, "loaded and attached", required=probe.required)
-    return _lacking(probe, _absent_needs(probe, present), state.reason)
+    # A function may stand in for a tracepoint: what is missed the state says.
+    missed = {name for name, _ in probe.needs if re.search(rf"\b{name}\b", state.reason)}
+    absent = [n for n in _absent_needs(probe, present) if n.split()[0] in missed]
+    return _lacking(probe, absent, state.reason, state.lost, state.state == "absent")
 
 
-def _lacking(probe: Probe, absent: list[str], found: str) -> Check:
-    whole = bool(probe.needs) and len(absent) == len(probe.needs)
+def _lacking(probe: Probe, absent: list[str], found: str, costs: str, whole: bool) -> Check:
     fix = f"a kernel with {', '.join(absent)}" if absent else "the reason is the kernel's own"
     return Check(
         _title(probe),
         MISSING if whole or probe.required else DEGRADED,
         found,
-        probe.cost_of_absence,
+        costs,
         fix,
         probe.required,
     )

@@ -35,6 +35,17 @@ def install_command(packages: Packages, root: Path = Path("/")) -> str:
     return f"apt-get install {packages['apt']}"
 
 
+def libbpf_packages() -> Packages:
+    """libbpf.so.1."""
+    return {
+        "apt": "libbpf1",
+        "dnf": "libbpf",
+        "zypper": "libbpf1",
+        "pacman": "libbpf",
+        "apk": "libbpf",
+    }
+
+
 def bcc_packages() -> Packages:
     """bcc's Python module. (What PyPI calls bcc is another thing.)"""
     return {

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,11 @@ from ttftprof import doctor
 from ttftprof.cli.doctor import print_diagnosis
 from ttftprof.doctor import Check, Diagnosis, Machine
 from ttftprof.errors import NotPermitted, Unsupported
-from ttftprof.kernel import permission
+from ttftprof.kernel import headers, permission
 from ttftprof.kernel.libbpf import BpfError
 from ttftprof.kernel.session import ProbeState
 from ttftprof.kernel.table import PROBES
-from ttftprof.packages import bcc_packages, header_packages, install_command
+from ttftprof.packages import install_command
 from ttftprof.sources import drm
 from ttftprof.sources.gpu import GpuAbsent
 from ttftprof.sources.processes import ProcessFacts
@@ -226,29 +227,45 @@ def test_without_btf_headers_and_bcc_will_do(tmp_path: Path) -> None:
     assert_helps(doctor.check_btf(machine(tmp_path, found, release="6.1.0-x86_64")), "degraded")
 
 
-@pytest.mark.parametrize(
-    ("distribution", "bcc", "headers"),
-    [
-        ("debian", "apt-get install python3-bpfcc", "apt-get install linux-headers-6.1.0-9-amd64"),
-        ("fedora", "dnf install python3-bcc", "dnf install kernel-devel-6.1.0-9-amd64"),
-        (
-            "opensuse-tumbleweed",
-            "zypper install python3-bcc",
-            "zypper install kernel-default-devel",
-        ),
-        ("arch", "pacman -S python-bcc", "pacman -S linux-headers"),
-        ("alpine", "apk add py3-bcc", "apk add linux-lts-dev"),
-    ],
-)
-def test_bcc_and_headers_are_called_differently(
-    tmp_path: Path, distribution: str, bcc: str, headers: str
+DISTRIBUTIONS = [
+    ("ID=debian", "6.1.0-9-amd64", "apt-get install python3-bpfcc", "linux-headers-6.1.0-9-amd64"),
+    ("ID=ubuntu", "6.8.0-45-generic", "apt-get install python3-bpfcc",
+     "linux-headers-6.8.0-45-generic"),
+    ('ID=linuxmint\nID_LIKE="ubuntu debian"', "6.8.0-45-generic", "apt-get install python3-bpfcc",
+     "linux-headers-6.8.0-45-generic"),
+    ("ID=fedora", "6.8.9-300.fc40.x86_64", "dnf install python3-bcc",
+     "kernel-devel-6.8.9-300.fc40.x86_64"),
+    ('ID="rocky"\nID_LIKE="rhel centos fedora"', "5.14.0-427.el9.x86_64", "dnf install python3-bcc",
+     "kernel-devel-5.14.0-427.el9.x86_64"),
+    ("ID=opensuse-tumbleweed", "6.4.0-1-default", "zypper install python3-bcc",
+     "kernel-default-devel"),
+    ("ID=arch", "6.9.1-arch1-1", "pacman -S python-bcc", "linux-headers"),
+    ("ID=arch", "6.6.30-1-lts", "pacman -S python-bcc", "linux-lts-headers"),
+    ("ID=alpine", "6.6.30-0-lts", "apk add py3-bcc", "linux-lts-dev"),
+    ("ID=alpine", "6.6.30-0-virt", "apk add py3-bcc", "linux-virt-dev"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("os_release", "release", "bcc", "package"), DISTRIBUTIONS)
+def test_bcc_and_headers_are_named_as_the_distribution_does(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    os_release: str,
+    release: str,
+    bcc: str,
+    package: str,
 ) -> None:
-    kernels = {"opensuse-tumbleweed": "6.4.0-150600-default", "arch": "6.9.1-arch1-1"}
-    kernels["alpine"] = "6.6.30-0-lts"
-    here = machine(tmp_path, {"etc/os-release": f"ID={distribution}\n"})
-    release = kernels.get(distribution, "6.1.0-9-amd64")
-    assert install_command(bcc_packages(), here.root) == bcc
-    assert install_command(header_packages(release), here.root) == headers
+    """By `doctor`, and by `record` where it finds one of them missing."""
+    here = machine(tmp_path, {"etc/os-release": f"{os_release}\n"}, release=release)
+    installs = f"{bcc.rpartition(' ')[0]} {package}"
+    assert f"{bcc}; {installs};" in doctor.check_btf(here).fix
+    monkeypatch.setattr(headers, "install_command", partial(install_command, root=here.root))
+    for folder, wanted in ((None, bcc), (tmp_path, installs)):
+        monkeypatch.setattr(headers, "bcc_folder", lambda folder=folder: folder)
+        monkeypatch.setattr(headers, "has_headers", lambda: False)
+        with pytest.raises(Unsupported) as raised:
+            headers.compiled_types(release)
+        assert raised.value.next_step.startswith(f"{wanted} (")
 
 
 # -- the loader and the probes ----------------------------------------------------------------
@@ -296,12 +313,26 @@ def test_every_probe_has_a_row(tmp_path: Path) -> None:
 
 
 def test_a_refused_probe_says_why_and_what_that_costs(tmp_path: Path) -> None:
-    refused = ProbeState("block", "degraded", "invalid access to packet", "…")
+    refused = ProbeState("block", "degraded", "invalid access to packet", "a queue depth")
     checks = doctor.check_probes(machine(tmp_path), lambda: states(block=refused), lambda: ALL)
     check = by_stem(checks)["block"]
     assert_helps(check, "degraded")
     assert check.found == "invalid access to packet"
-    assert "queue depth" in check.costs
+    assert check.costs == "a queue depth"
+
+
+def test_a_function_stands_in_for_a_tracepoint(tmp_path: Path) -> None:
+    """What is missed is what the probe says, not each tracepoint that this kernel lacks."""
+    lost = "answers by sendfile or io_uring are not seen"
+    reason = "this kernel has no tracepoint sock_send_length"
+    degraded = ProbeState("sockets", "degraded", reason, lost)
+    present = ALL | {"sk_data_ready": False, "sock_send_length": False}
+    checks = doctor.check_probes(
+        machine(tmp_path), lambda: states(sockets=degraded), lambda: present
+    )
+    check = by_stem(checks)["sockets"]
+    assert (check.state, check.costs) == ("degraded", lost)
+    assert check.fix == "a kernel with sock_send_length (kernel 6.3)"
 
 
 def test_a_missing_tracepoint_names_the_kernel_that_has_it(tmp_path: Path) -> None:
@@ -322,7 +353,7 @@ def test_a_file_systems_probe_is_missed_only_where_one_is_mounted(
 ) -> None:
     present = dict.fromkeys(ALL, False) | {"sched_process_fork": True}
     absent = {
-        p.stem: ProbeState(p.stem, "degraded", "the module was not loaded")
+        p.stem: ProbeState(p.stem, "absent", "the module was not loaded", p.cost_of_absence)
         for p in PROBES
         if p.filesystems
     }

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from ttftprof.kernel.table import PROBES, VARIANTS
+from lab.matrix.kernels import hooks
+from ttftprof.kernel.libbpf import BpfError
+from ttftprof.kernel.session import ProbeObject, ProbeSession, Settings
+from ttftprof.kernel.table import ON_ENTRY, PROBES, VARIANTS
+from ttftprof.kernel.types import KernelTypes
 
 ROOT = Path(__file__).parents[2]
 FORMATS = sorted((ROOT / "tests/fixtures/tracefs").glob("*/*/*"))
@@ -71,3 +77,60 @@ def test_both_kernels_formats_are_there() -> None:
         have = {file.name for file in FORMATS if file.parts[-3] == kernel}
         assert {"smb3_read_enter", "smb3_read_done", "smb3_cmd_done", "rpc_stats_latency",
                 "nfs_aop_readahead"} <= have  # fmt: skip
+
+
+class Kernel(KernelTypes):
+    """One that has every hook but some tracepoints."""
+
+    def __init__(self, without: set[str]) -> None:
+        self.without = without
+
+    def has_module(self, name: str) -> bool:
+        return True
+
+    def arguments(self, tracepoint: str, modules: Iterable[str] = ()) -> int | None:
+        forms = {n: v for variants in VARIANTS for n, v in variants.items()}
+        [wanted, *_] = (forms.get(p, 0) for p, h in hooks().items() if h == tracepoint)
+        return None if tracepoint in self.without else wanted
+
+    def has_function(self, name: str, modules: Iterable[str] = ()) -> bool:
+        return True
+
+
+def left_out(without: set[str]) -> set[str]:
+    """The programs that are not loaded on a kernel that lacks these tracepoints."""
+    names = ProbeObject()
+    try:
+        return ProbeSession(Settings())._look_for_hooks(Kernel(without), names)
+    finally:
+        names.close()
+
+
+def test_a_function_stands_in_for_a_missing_tracepoint_in_both_ways() -> None:
+    """Whether by fentry or by a kprobe, the kernel says when it is attached."""
+    entry, kprobe = (f"faults__fault{form}" for form in ON_ENTRY)
+    assert {entry, kprobe} <= left_out(set())
+    without = left_out({"mm_filemap_fault"})
+    assert "faults__fault" in without
+    assert not {entry, kprobe} & without
+
+
+def test_a_kprobe_serves_where_fentry_cannot_be_attached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """arm64 before 6.4: it is loaded, and attaching it fails with ENOTSUPP."""
+    tried = []
+
+    def attach(_session: ProbeSession, name: str, _program: object) -> None:
+        tried.append(name)
+        if not name.endswith("_kprobe"):
+            raise BpfError(f"attach {name}", 524)
+
+    entry, kprobe = (f"faults__fault{form}" for form in ON_ENTRY)
+    monkeypatch.setattr(ProbeSession, "_attach_program", attach)
+    session = ProbeSession(Settings())
+    session._object = SimpleNamespace(programs={entry: None, kprobe: None})  # type: ignore[assignment]
+    session._attach_first([entry, kprobe])
+    assert tried == [entry, kprobe]
+    assert session.states["faults"].state == "ok"
+    session._attach_first([entry])
+    assert session.states["faults"].state == "degraded"
+    assert session.states["faults"].lost == "faults cannot be split by file"

@@ -47,12 +47,13 @@ def compiled_types(release: str = platform.release()) -> bytes:
     if not has_headers():
         raise Unsupported(
             f"the headers of this kernel ({release}) are not installed",
-            next_step=install_command(header_packages()),
+            next_step=f"{install_command(header_packages(release))} (of a kernel that you built: "
+            "BCC_KERNEL_SOURCE=its source)",
         )
     if (others := headers_release()) not in (None, release):
         raise Unsupported(
             f"the headers are of {others}, and the kernel is {release}: structures differ",
-            next_step=install_command(header_packages()),
+            next_step=install_command(header_packages(release)),
         )
     with tempfile.TemporaryFile() as result, tempfile.TemporaryFile() as words:
         pid = os.fork()
@@ -67,7 +68,7 @@ def compiled_types(release: str = platform.release()) -> bytes:
         raise Unsupported(
             f"bcc cannot compile this kernel's types: {_first_error(said)}",
             next_step="headers of exactly this kernel are needed: "
-            f"{install_command(header_packages())}",
+            f"{install_command(header_packages(release))}",
         )
     return types
 

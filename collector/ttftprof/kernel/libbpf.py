@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ttftprof.errors import Unsupported
+from ttftprof.packages import install_command, libbpf_packages
 
 Pointer = c.c_void_p
 
@@ -159,7 +160,7 @@ def library() -> c.CDLL:
         lib = c.CDLL("libbpf.so.1", use_errno=True)
     except OSError as error:
         raise Unsupported(
-            "libbpf.so.1 is not installed", next_step="apt-get install libbpf1"
+            "libbpf.so.1 is not installed", next_step=install_command(libbpf_packages())
         ) from error
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(lib, name)

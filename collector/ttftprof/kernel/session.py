@@ -42,7 +42,7 @@ from ttftprof.kernel.latecomers import Attached, Latecomers
 from ttftprof.kernel.libbpf import BpfError, Pointer, library
 from ttftprof.kernel.permission import is_wsl, lacking_capabilities
 from ttftprof.kernel.ring import FixedRing, TextRing, map_array
-from ttftprof.kernel.table import HANDLERS, PROBES, VARIANTS, Probe, call_tables
+from ttftprof.kernel.table import HANDLERS, ON_ENTRY, PROBES, VARIANTS, Probe, call_tables
 from ttftprof.kernel.types import VMLINUX, KernelTypes
 
 _MODULES = Path("/sys/module")
@@ -319,12 +319,16 @@ class ProbeSession:
         return without
 
     def _look_for_hooks(self, kernel: KernelTypes, names: ProbeObject) -> set[str]:
-        """Notes which programs lack theirs; gives them, with those that another form serves for."""
+        """Notes which programs lack theirs; gives them, with those that another form serves for.
+
+        Whether a kernel takes fentry is found out when it is attached: its kprobe is loaded too.
+        """
         reasons = {p: self._why_not(kernel, names, p) for p in names.programs}
         self._missing = {program: reason for program, reason in reasons.items() if reason}
         without = set(self._missing)
         for variants in VARIANTS:
-            without |= set([program for program in variants if program not in self._missing][1:])
+            fitting = [program for program in variants if program not in self._missing]
+            without |= set(fitting[1:]) - {_kprobe_of(program) for program in fitting[:1]}
         return without
 
     def _leave_out_missing(self) -> None:
@@ -341,7 +345,7 @@ class ProbeSession:
         """Why a program finds nothing to attach to here; "" if it does."""
         section, _, hook = names.section(program).partition("/")
         probe = self._probes.get(program.partition("__")[0])
-        if section not in ("tp_btf", "fentry") or probe is None:
+        if section not in ("tp_btf", "fentry", "kprobe") or probe is None:
             return ""
         loaded = not probe.modules or any(map(kernel.has_module, probe.modules))
         # Without the module it may be built in: one look tells for all of the probe.
@@ -349,7 +353,7 @@ class ProbeSession:
             if (_MODULES / probe.modules[0]).exists():
                 return f"the module {probe.modules[0]} carries no types (BTF)"
             return _not_loaded(probe)
-        if section == "fentry":
+        if section != "tp_btf":
             return (
                 "" if kernel.has_function(hook, probe.modules) else f"this kernel has no {hook}()"
             )
@@ -418,7 +422,8 @@ class ProbeSession:
                 minimum_kernel=MINIMUM,
                 next_step="`ttftprof doctor` shows what this kernel offers",
             ) from error
-        self._leave_out(found[1], self._in_place_of(found[1], error.detail))
+        if _kprobe_of(found[1]) in without | {found[1]}:  # else that may serve
+            self._leave_out(found[1], self._in_place_of(found[1], error.detail))
         return found[1]
 
     def _in_place_of(self, program: str, refusal: str) -> str:
@@ -523,12 +528,18 @@ class ProbeSession:
         if not found:
             return []
         late.load(self.settings, set(late.programs) - found, self._maps)
-        links = {n: library().bpf_program__attach(late.programs[n]) for n in sorted(found)}
+        links: dict[str, Pointer] = {}
+        for name in sorted(found, key=lambda n: n.endswith(ON_ENTRY[1])):
+            if any(_kprobe_of(other) == name for other in links):
+                continue  # attached by fentry
+            link = library().bpf_program__attach(late.programs[name])
+            if link or _kprobe_of(name) not in found - {name}:
+                links[name] = libbpf.present(f"attach {name}", link)
         return [
             Attached(
                 name,
                 library().bpf_program__fd(late.programs[name]),
-                library().bpf_link__fd(libbpf.present(f"attach {name}", link)),
+                library().bpf_link__fd(link),
             )
             for name, link in links.items()
         ]
@@ -613,7 +624,7 @@ class ProbeSession:
     def drop(self, programs: Collection[str], reason: str) -> None:
         """Takes programs away while recording, whatever form serves for them; their probe is
         degraded from then on."""
-        for name in (*programs, *(f"{program}_entry" for program in programs)):
+        for name in (f"{program}{form}" for program in programs for form in ("", *ON_ENTRY)):
             link = self._loaded.named_links.pop(name, None)
             if link is not None:
                 library().bpf_link__destroy(link)
@@ -786,6 +797,12 @@ def _no_tracepoint(hook: str) -> str:
     return f"this kernel has no tracepoint {hook}"
 
 
+def _kprobe_of(program: str) -> str:
+    """What stands in for a program by fentry that the kernel cannot attach; itself for others."""
+    fentry, kprobe = ON_ENTRY
+    return program.removesuffix(fentry) + kprobe if program.endswith(fentry) else program
+
+
 def _types_of_headers(chosen: bool) -> bytes:
     """Compiled by bcc. Where nobody chose that, an error says why it was tried."""
     try:
@@ -797,7 +814,7 @@ def _types_of_headers(chosen: bool) -> bytes:
         raise Unsupported(
             f"this kernel carries no types (BTF), and {error.message}",
             next_step=f"{error.next_step}{hint}; or a kernel with BTF, as distributions have since "
-            "2021",
+            "2021; or --loader proc, which needs neither and shows less",
         ) from error
 
 

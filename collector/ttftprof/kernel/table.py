@@ -10,6 +10,10 @@ from dataclasses import dataclass
 
 from ttftprof.events import Wait
 
+# What is added to a program's name where it looks at a function instead of a tracepoint: by fentry,
+# or, where the kernel cannot do that, by a kprobe. See ON_ENTRY in probes/compat.bpf.h.
+ON_ENTRY = ("_entry", "_kprobe")
+
 
 @dataclass(frozen=True, slots=True)
 class Probe:
@@ -34,7 +38,9 @@ class Probe:
 
     def cost_of(self, program: str) -> str:
         """What is lost without one program of it."""
-        return dict(self.costs).get(program.removesuffix("_entry"), self.cost_of_absence)
+        for form in ON_ENTRY:
+            program = program.removesuffix(form)
+        return dict(self.costs).get(program, self.cost_of_absence)
 
     def serves(self, fstype: str) -> bool:
         """Whether files of this type (with or without a subtype, `fuse.sshfs`) need it."""
@@ -214,13 +220,18 @@ VARIANTS: tuple[dict[str, int], ...] = (
     {"uring__complete": 3, "uring__complete_result": 7},
     {"offcpu__switch": 4, "offcpu__switch_before_5_18": 3},
     {"nfs__readahead": 3},
-    {"faults__fault": 0, "faults__fault_entry": 0},
-    {"faults__around": 0, "faults__around_entry": 0},
-    {"pagecache__get": 0, "pagecache__get_entry": 0},
-    {"sockets__ready": 0, "sockets__ready_entry": 0},
-    {"fuse__send": 0, "fuse__send_entry": 0},
-    {"fuse__send": 0, "fuse__wait_entry": 0},
-    {"fuse__end": 0, "fuse__end_entry": 0},
+    *(
+        dict.fromkeys((tracepoint, *(f"{function}{form}" for form in ON_ENTRY)), 0)
+        for tracepoint, function in (
+            ("faults__fault", "faults__fault"),
+            ("faults__around", "faults__around"),
+            ("pagecache__get", "pagecache__get"),
+            ("sockets__ready", "sockets__ready"),
+            ("fuse__send", "fuse__send"),
+            ("fuse__send", "fuse__wait"),
+            ("fuse__end", "fuse__end"),
+        )
+    ),
 )
 
 

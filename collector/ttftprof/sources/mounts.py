@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -144,20 +145,24 @@ def mapped_paths(pid: int, proc: Path = PROC) -> dict[tuple[int, int], str]:
 
 
 def open_paths(pid: int, proc: Path = PROC) -> dict[int, list[str]]:
-    """{inode: paths} of the regular files a process has open."""
+    """{inode: paths} of the regular files a process has open.
+
+    Each is taken hold of, not opened: a descriptor may be another file's between two looks.
+    """
     found: dict[int, list[str]] = {}
     try:
         entries = list((proc / str(pid) / "fd").iterdir())
     except OSError:
         return found
     for entry in entries:
-        try:
-            path = str(entry.readlink())
-            status = entry.stat()
+        with suppress(OSError):
+            fd = os.open(entry, os.O_PATH | os.O_CLOEXEC)
+            try:
+                status, path = os.fstat(fd), str(Path(f"/proc/self/fd/{fd}").readlink())
+            finally:
+                os.close(fd)
             if path.startswith("/") and stat.S_ISREG(status.st_mode):
                 found.setdefault(status.st_ino, []).append(path)
-        except OSError:
-            continue
     return found
 
 

@@ -267,14 +267,21 @@ static void run_once(struct bpf_program *program)
 	}
 }
 
+static bool is_served(const struct probe *p)
+{
+	for (const struct probe *before = planned(p->before); before; before = planned(before->before))
+		if (!before->refused[0])
+			return true;
+	return false;
+}
+
 /* Of several forms the first that can be attached serves. */
 static void attach_program(struct bpf_program *program, struct probe *p, int dispatch)
 {
 	const char *section = bpf_program__section_name(program);
 	__u32 slot = p->handler, fd = bpf_program__fd(program);
-	struct probe *before = planned(p->before);
 
-	if (before && !before->refused[0])
+	if (is_served(p))
 		strcpy(p->refused, "not needed");
 	else if (p->handler >= 0)
 		bpf_map_update_elem(dispatch, &slot, &fd, BPF_ANY);
@@ -498,6 +505,9 @@ static void try_object(const char *loader, const char *path, const char *types)
 	object = load(path, types);
 	if (!object)
 		return;
+	for (struct probe *p = probes; p < probes + probe_count; p++)
+		if (!bpf_object__find_program_by_name(object, p->name))
+			strcpy(p->refused, "not of this dialect");
 	attach(object);
 	work();
 	tell(loader, object);

@@ -60,7 +60,7 @@ def hooks() -> dict[str, str]:
     finally:
         names.close()
     parts = {program: section.partition("/") for program, section in sections.items()}
-    ends = {"tp_btf": "", "fentry": "()"}
+    ends = {"tp_btf": "", "fentry": "()", "kprobe": "()"}
     return {p: hook + ends[kind] for p, (kind, _, hook) in parts.items() if kind in ends}
 
 
