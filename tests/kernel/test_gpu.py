@@ -116,8 +116,8 @@ def record_process(libraries: Path, folder: Path, *options: str) -> Run:
 
 def policies_of(pid: int) -> list[int]:
     """How the kernel schedules each thread; the first thread comes first."""
-    tids = sorted(int(task.name) for task in Path(f"/proc/{pid}/task").iterdir())
-    return [os.sched_getscheduler(tid) for tid in tids]
+    tids = [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
+    return [os.sched_getscheduler(tid) for tid in sorted(tids, key=lambda tid: tid != pid)]
 
 
 @pytest.fixture(scope="module")
