@@ -17,6 +17,7 @@ from ttftprof import (
     phases,
     python_time,
     remote,
+    scale,
     storage,
 )
 from ttftprof.activities import merged, process_activities, while_idle
@@ -38,7 +39,6 @@ from ttftprof.model import (
 )
 from ttftprof.phases import Served, Started, StartUp
 from ttftprof.recording import Reader
-from ttftprof.reports import scale
 from ttftprof.timeline import Exchange, FileFacts, Timeline, build
 from ttftprof.tracks import tracks_of
 

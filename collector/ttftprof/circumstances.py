@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
 
+from ttftprof import scale
 from ttftprof.activities import cpu_wait_ns
 from ttftprof.engines.catalog import Engine, FixedWait, option_of
 from ttftprof.engines.driver_calls import CONTEXT
@@ -23,7 +24,6 @@ from ttftprof.phases.naps import Woken
 from ttftprof.phases.room import evicted
 from ttftprof.phases.served import ancestors
 from ttftprof.phases.startup import idle_since_ns
-from ttftprof.reports import scale
 from ttftprof.storage import counted
 from ttftprof.threads import FOREVER
 from ttftprof.timeline import Process, Timeline

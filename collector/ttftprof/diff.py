@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from ttftprof import diagnosis
+from ttftprof import diagnosis, scale
 from ttftprof.model import (
     ACTIVITIES,
     PHASES,
@@ -21,7 +21,6 @@ from ttftprof.model import (
     Request,
     first_weights,
 )
-from ttftprof.reports import scale
 
 Cells = Mapping[str, Mapping[str, int]]
 _CONTEXT_OPTIONS = ("--ctx-size", "-c", "--max-model-len", "--context-length", "--num-ctx")

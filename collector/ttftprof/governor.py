@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ttftprof import scale
 from ttftprof.clock import NS_PER_S
-from ttftprof.reports import scale
 
 BUDGET = 0.01  # of the machine
 LOOK_NS = 2 * NS_PER_S  # the kernel's windows come as often

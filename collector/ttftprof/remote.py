@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from ttftprof import scale
 from ttftprof.events import CONNECTION_BIT, FAMILY_MASK, Family, Kind, Records, RemoteFlag
 from ttftprof.model import Connection, InFlight, Quantiles
-from ttftprof.reports import scale
 from ttftprof.sources.mountstats import MountStats, ShareStats, from_fact, growth
 
 # One read. `split` tells whether queue, wire, execute and sent are known; `connection`: the number

@@ -11,10 +11,10 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ttftprof import scale
 from ttftprof.engines.catalog import looks_like_weights
 from ttftprof.model import Action, FileUse, MemoryUse, MountUse, PathModel, file_of_load
 from ttftprof.path_model import IN_LINE
-from ttftprof.reports import scale
 
 BETTER = 1.25  # the least gain worth advice
 REACHED = 0.8  # of a link's rate: what protocol headers leave

@@ -10,10 +10,10 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ttftprof import scale
 from ttftprof.ceilings import KIB, MIB, Measured, Way, describe
 from ttftprof.clock import NS_PER_S
 from ttftprof.model import Action
-from ttftprof.reports import scale
 from ttftprof.residency import CacheState
 from ttftprof.stack import Stack
 

@@ -19,10 +19,10 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
 from browser.chromium import chromium
-from ttftprof import diff
+from ttftprof import diff, scale
 from ttftprof.diff import Comparison, Wait, compare
 from ttftprof.model import Activity, Report, Tracks
-from ttftprof.reports import html, scale, terminal
+from ttftprof.reports import html, terminal
 from ttftprof.reports import json as json_report
 from ttftprof.tracks import tracks_of
 from unit import report_samples as samples

@@ -18,8 +18,8 @@ from conftest import unsupported
 from kernel.file_systems import kept_cached, overlay
 from kernel.slow_fuse import Daemon, mounted
 from kernel.support import Recording, recorded_script, start_recording
+from ttftprof import scale
 from ttftprof.model import FileUse, Request
-from ttftprof.reports import scale
 from ttftprof.storage_cause import convict
 from ttftprof.timeline import build
 from workloads.cache import drop_cache, make_model

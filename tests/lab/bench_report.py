@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from lab.long_recording import raw_bytes, write_long
+from ttftprof import scale
 from ttftprof.cli.export import FORMATS
-from ttftprof.reports import scale
 
 SIZES = (100_000, 300_000, 1_000_000)
 LARGE = (3_000_000, 10_000_000)  # for the text report alone

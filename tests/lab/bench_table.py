@@ -9,7 +9,7 @@ from typing import Any
 from lab.bench_report import Cost, linear
 from lab.bench_tools import TOOLS
 from lab.bench_workloads import TITLES
-from ttftprof.reports import scale
+from ttftprof import scale
 
 _ALONE = ("armed", "report", "drain", "python", "client", "gpu")
 COST_PAGE = Path(__file__).parents[2] / "docs/COST.md"

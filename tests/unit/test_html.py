@@ -19,9 +19,10 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 
+from ttftprof import scale
 from ttftprof.cli.report import command
 from ttftprof.model import ACTIVITIES, PHASES, PhaseShare, Report, WaitSplit
-from ttftprof.reports import html, markdown, scale, terminal, words
+from ttftprof.reports import html, markdown, terminal, words
 from ttftprof.reports import json as json_report
 from unit import report_samples as samples
 from unit.recordings import (

@@ -16,10 +16,11 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
+from ttftprof import scale
 from ttftprof.cli import watch
 from ttftprof.errors import OutputError
 from ttftprof.model import PHASES, Report, Request
-from ttftprof.reports import live, scale
+from ttftprof.reports import live
 from ttftprof.reports.prometheus import Metrics
 from ttftprof.watch import Ended
 from unit import report_samples as samples

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ttftprof import scale
 from ttftprof.model import Series
-from ttftprof.reports import scale
 from ttftprof.reports.lanes import Window, blocks, levels, peak_rate, rates, shares
 
 MS = 1_000_000

@@ -16,7 +16,7 @@ from ttftprof.clock import NS_PER_S, now_ns
 from ttftprof.errors import NotPermitted, TtftprofError, Unsupported, UsageError
 from ttftprof.reports import storage as report
 from ttftprof.reports.safe import clip, plain
-from ttftprof.reports.scale import size
+from ttftprof.scale import size
 from ttftprof.stack import Stack, stack_of
 from ttftprof.storage_verdict import Seen, judge
 from ttftprof.weights import OpenFile, Weights, open_path, open_weights, shown

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ttftprof import scale
 from ttftprof.diagnosis.rules import Hint, seconds
 from ttftprof.engines import driver_calls as known
 from ttftprof.events import DeviceFlag, Kind, MmapFlag
@@ -18,7 +19,6 @@ from ttftprof.gpu_facts import DriverSpan
 from ttftprof.gpu_parts import Span, copy_spans, length
 from ttftprof.gpu_rows import Valid
 from ttftprof.model import Action, Evidence, Part, Phase
-from ttftprof.reports import scale
 from ttftprof.timeline import Timeline
 
 _NOISE_NS = 100_000_000

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ttftprof import scale
 from ttftprof.diagnosis.rules import Blamed, Finding, Rule, rule, seconds
 from ttftprof.model import ACTIVITIES, Action, Evidence
 from ttftprof.phases import ASLEEP, LOADED_FOR_ANOTHER
-from ttftprof.reports import scale
 
 _NOT_STORAGE = " ".join(a for a in ACTIVITIES if a != "storage_wait")
 _MOSTLY = 0.5  # of a phase or of the time wanted, from which something is the main part of it

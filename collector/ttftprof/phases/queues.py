@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Self
 
+from ttftprof import scale
 from ttftprof.model import Evidence, Phase
 from ttftprof.phases.edges import INFERRED, OBSERVED, Edge
 from ttftprof.phases.served import TOGETHER_NS, Served, requests_of
-from ttftprof.reports import scale
 from ttftprof.sources.http import BEGAN_BEFORE
 from ttftprof.threads import FOREVER
 from ttftprof.timeline import EngineLoad, Exchange, Timeline

@@ -12,8 +12,9 @@ from typing import TextIO
 from rich.style import Style
 from rich.text import Text
 
+from ttftprof import scale
 from ttftprof.diff import Comparison, length_ns
-from ttftprof.reports import diff_words, flame, scale, tables, words
+from ttftprof.reports import diff_words, flame, tables, words
 from ttftprof.reports.overview import legend, overview
 from ttftprof.reports.safe import clip_middle, plain
 from ttftprof.reports.tables import Column

@@ -5,9 +5,9 @@ Both tables are rounded before they are subtracted, so the printed differences a
 
 from __future__ import annotations
 
-from ttftprof import diagnosis
+from ttftprof import diagnosis, scale
 from ttftprof.diff import Comparison, Wait
-from ttftprof.reports import scale, words
+from ttftprof.reports import words
 from ttftprof.reports.safe import clip_middle, plain
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import BinaryIO, TextIO
 from xml.etree import ElementTree as Tree
 
+from ttftprof import scale
 from ttftprof.experiment.gate import Checked, Gate
-from ttftprof.reports import scale
 from ttftprof.reports.markdown import text
 from ttftprof.reports.safe import plain
 

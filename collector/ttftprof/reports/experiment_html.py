@@ -14,12 +14,13 @@ from typing import Any, TextIO
 
 from markupsafe import Markup
 
+from ttftprof import scale
 from ttftprof.experiment.conditions import Condition, Run, why_not_counted
 from ttftprof.experiment.contrasts import Contrast, amount
 from ttftprof.experiment.evaluate import Experiment
 from ttftprof.experiment.statistics import Summary
 from ttftprof.model import PHASES
-from ttftprof.reports import experiment_words, scale
+from ttftprof.reports import experiment_words
 from ttftprof.reports.html import asset, inline_hash, template
 from ttftprof.reports.safe import clip_middle, plain
 

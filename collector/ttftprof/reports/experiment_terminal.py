@@ -12,13 +12,14 @@ from typing import TextIO
 from rich.style import Style
 from rich.text import Text
 
+from ttftprof import scale
 from ttftprof.experiment.conditions import Condition
 from ttftprof.experiment.contrasts import Contrast, amount
 from ttftprof.experiment.evaluate import Experiment
 from ttftprof.experiment.policy import Advice
 from ttftprof.experiment.statistics import Estimate, Summary
 from ttftprof.model import PHASES
-from ttftprof.reports import experiment_words, flame, scale, tables
+from ttftprof.reports import experiment_words, flame, tables
 from ttftprof.reports.lanes import Window, blocks
 from ttftprof.reports.safe import clip, plain
 from ttftprof.reports.tables import Column

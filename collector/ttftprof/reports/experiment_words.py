@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ttftprof import scale
 from ttftprof.experiment.conditions import Condition, why_not_counted
 from ttftprof.experiment.contrasts import Contrast
 from ttftprof.experiment.evaluate import Experiment
@@ -14,7 +15,6 @@ from ttftprof.experiment.fingerprint import other_load_before
 from ttftprof.experiment.plan import variants_of
 from ttftprof.experiment.policy import Advice
 from ttftprof.experiment.replay import Outcome
-from ttftprof.reports import scale
 from ttftprof.reports.safe import plain
 
 _SHOWN = 3

@@ -15,8 +15,8 @@ from rich.cells import cell_len
 from rich.style import Style
 from rich.text import Text
 
+from ttftprof import scale
 from ttftprof.model import ACTIVITIES, PHASES, FileUse, Report, Request, Series
-from ttftprof.reports import scale
 from ttftprof.reports.lanes import Blocks, Window, blocks, levels, peak_rate, rates, shares
 from ttftprof.reports.words import gpu_number, span
 

@@ -14,9 +14,10 @@ from typing import Any, BinaryIO, TextIO
 import numpy as np
 from rich.cells import cell_len, set_cell_size
 
+from ttftprof import scale
 from ttftprof.fleet import COLUMNS, NAMES, Row, Unread
 from ttftprof.model import PHASES
-from ttftprof.reports import scale, words
+from ttftprof.reports import words
 from ttftprof.reports.safe import clip, plain
 from ttftprof.reports.tables import Column, banded
 from ttftprof.reports.terminal import Page

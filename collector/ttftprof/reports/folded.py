@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TextIO
 
+from ttftprof import scale
 from ttftprof.model import ACTIVITIES, PHASES, Report, Request
-from ttftprof.reports import html_data, scale
+from ttftprof.reports import html_data
 from ttftprof.reports.safe import plain
 from ttftprof.storage_requests import waited_ns
 from ttftprof.timeline import Timeline

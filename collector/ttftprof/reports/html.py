@@ -18,7 +18,7 @@ from typing import Any, TextIO
 import jinja2
 from markupsafe import Markup, escape
 
-from ttftprof import diff
+from ttftprof import diff, scale
 from ttftprof.diff import Comparison
 from ttftprof.model import (
     ACTIVITIES,
@@ -31,7 +31,7 @@ from ttftprof.model import (
     Report,
     Request,
 )
-from ttftprof.reports import diff_words, html_data, python, scale, words
+from ttftprof.reports import diff_words, html_data, python, words
 from ttftprof.reports.safe import clip_middle, plain
 
 # What a file uses stands in those before it.

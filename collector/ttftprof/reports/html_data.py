@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ttftprof import condense
+from ttftprof import condense, scale
 from ttftprof.engines.python_code import CATEGORY_WORDS
 from ttftprof.model import (
     ACTIVITIES,
@@ -29,7 +29,7 @@ from ttftprof.model import (
     Spans,
     Tracks,
 )
-from ttftprof.reports import scale, words
+from ttftprof.reports import words
 from ttftprof.reports.safe import plain
 
 _LABEL, _TEXT = 160, 400

@@ -17,9 +17,10 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from ttftprof import scale
 from ttftprof.clock import NS_PER_S
 from ttftprof.model import PHASES, Request
-from ttftprof.reports import flame, scale, words
+from ttftprof.reports import flame, words
 from ttftprof.reports.lanes import Window, blocks
 from ttftprof.reports.safe import clip, clip_middle, plain
 from ttftprof.watch import Ended

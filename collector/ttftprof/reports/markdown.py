@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
+from ttftprof import scale
 from ttftprof.model import ACTIVITIES, PHASES, Report, Request
-from ttftprof.reports import html_data, scale, words
+from ttftprof.reports import html_data, words
 from ttftprof.reports.safe import plain
 
 _DETAILED, _FILES = 10, 5

@@ -10,8 +10,9 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from ttftprof import scale
 from ttftprof.model import PHASES, Report, Request
-from ttftprof.reports import flame, scale, words
+from ttftprof.reports import flame, words
 from ttftprof.reports.lanes import Window, blocks
 from ttftprof.reports.safe import clip, clip_middle, plain
 

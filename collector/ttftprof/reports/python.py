@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator
 from typing import TextIO
 
+from ttftprof import scale
 from ttftprof.diagnosis.python_rules import percent
 from ttftprof.engines.python_code import IDLE
 from ttftprof.model import PythonShare, PythonStack, PythonTime, Report, Request
-from ttftprof.reports import html_data, scale
+from ttftprof.reports import html_data
 from ttftprof.reports.safe import plain
 
 _SHARES, _STACKS, _WAITS = 5, 2, 2  # told of each phase

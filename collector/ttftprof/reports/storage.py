@@ -16,10 +16,9 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from ttftprof import __version__
+from ttftprof import __version__, scale
 from ttftprof.ceilings import Measured, describe
 from ttftprof.model import Action
-from ttftprof.reports import scale
 from ttftprof.reports.json import load_schema, write_line
 from ttftprof.reports.safe import clip, clip_path, plain
 from ttftprof.reports.tables import Column, banded

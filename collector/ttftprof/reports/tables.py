@@ -15,6 +15,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from ttftprof import scale
 from ttftprof.model import (
     ACTIVITIES,
     PHASES,
@@ -25,7 +26,7 @@ from ttftprof.model import (
     Quantiles,
     Request,
 )
-from ttftprof.reports import flame, scale, words
+from ttftprof.reports import flame, words
 from ttftprof.reports.safe import clip, clip_path, plain
 
 _TITLE, _TOTAL = Style(dim=True), Style(bold=True)

@@ -17,8 +17,9 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from ttftprof import scale
 from ttftprof.model import Action, Evidence, FileUse, Report, Request, Verdict
-from ttftprof.reports import python, scale, tables, words
+from ttftprof.reports import python, tables, words
 from ttftprof.reports.flame import Layout, flame
 from ttftprof.reports.overview import Asked, legend, overview
 from ttftprof.reports.safe import clip_middle, plain

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
+from ttftprof import scale
 from ttftprof.model import FileUse, PhaseShare, Report, Request, Verdict
-from ttftprof.reports import scale
 from ttftprof.reports.safe import plain
 
 # What the analysis cannot know once events of a kind were lost (see events.LOST).
