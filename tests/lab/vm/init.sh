@@ -8,7 +8,8 @@ read -r line </proc/cmdline
 for word in $line; do
     case $word in
         ttftprof_root=*) repo=${word#*=} ;;
-        ttftprof_results=*) results=${word#*=} ;;
+        ttftprof_guest=*) guest=${word#*=} ;;
+        ttftprof_folder=*) vm=${word#*=} ;;
     esac
 done
 how=trans=virtio,version=9p2000.L,msize=512000
@@ -19,5 +20,5 @@ for folder in proc sys dev; do mount --move /$folder /root/$folder; done
 for folder in run tmp var/log var/cache var/lib/nfs var/lib/samba; do mount -t tmpfs t /root/$folder; done
 # A checkout below one of these, as in /tmp, is put back.
 [ -d "/root$repo" ] || { mkdir -p "/root$repo" && mount --move /checkout "/root$repo"; }
-mount -t 9p -o rw,$how results "/root$results" || exec sh
-exec switch_root /root /bin/bash "$repo/tests/lab/vm/guest.sh" "$repo" "$results" "$repo/.vm"
+mount -t 9p -o rw,$how results "/root$vm/results" || exec sh
+exec switch_root /root /bin/bash "$repo/$guest" "$repo" "$vm/results" "$vm"
