@@ -101,12 +101,14 @@ def process_activities(
 
 
 def while_idle(mine: Activities, others: Activities) -> Activities:
-    """Both of one span: where mine is idle, what the others' process did, which it waited for."""
+    """Both of one span: where mine is idle, what the others' process did, which it waited for; idle
+    while that was not there."""
     edges = np.unique(np.concatenate([mine.start_ns, others.start_ns, mine.end_ns[-1:]]))
     at = edges[:-1]
     own = mine.code[np.searchsorted(mine.start_ns, at, side="right") - 1]
     other = others.code[np.searchsorted(others.start_ns, at, side="right") - 1]
-    return _joined(at, edges[1:], np.where(own == _CODE["idle"], other, own))
+    waits = (own == _CODE["idle"]) & (other != _UNKNOWN)
+    return _joined(at, edges[1:], np.where(waits, other, own))
 
 
 def cpu_wait_ns(timeline: Timeline, tgid: int, start_ns: int, end_ns: int) -> int:

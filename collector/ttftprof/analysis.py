@@ -250,12 +250,15 @@ def _activities(
 
 
 def _of_phase(timeline: Timeline, phase: Phase, tgid: int, start: StartUp | None) -> Activities:
-    """What its process did. Once an engine's worker has nothing to do, its server is waited for."""
+    """What its process did. Once an engine's worker has nothing to do, its server is waited for;
+    once that has nothing to do or is not there yet, whoever starts both."""
     window = phase.start_ns, phase.end_ns
     mine = process_activities(timeline, tgid, *window, phase.phase == "load")
     if phase.phase != "init" or start is None or not start.launchers:
         return mine
-    return while_idle(mine, process_activities(timeline, start.launchers[0].tgid, *window))
+    for other in (*start.servers, start.launchers[0]):
+        mine = while_idle(mine, process_activities(timeline, other.tgid, *window))
+    return mine
 
 
 def _request_notes(timeline: Timeline, served: Served) -> list[str]:

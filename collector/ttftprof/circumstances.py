@@ -227,10 +227,11 @@ def _polls(timeline: Timeline, served: Served, start: StartUp | None) -> Polls |
     if start is None:
         return None
     began = max(start.process.start_ns, served.front.start_ns)
+    asked = {served.server} | ({served.back.tgid} if served.back else set())
     looks = sorted(
         e.start_ns
         for e in timeline.exchanges
-        if e.tgid == served.server
+        if e.tgid in asked
         and e.from_target
         and not e.generates
         and began <= e.start_ns <= max(served.received_ns, began)

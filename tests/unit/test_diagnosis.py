@@ -518,6 +518,12 @@ CASES = [
         known=Circumstances(server=engine_named("sglang")),
     ),
     Case(
+        "TGI's launcher looks for its shard before it starts the router",
+        (("init", "sleep", 150), ("init", "cpu", 100)),
+        "init", "TGI's launcher looks every 100 ms", "--no-warmup",
+        known=Circumstances(server=engine_named("tgi")),
+    ),
+    Case(
         "a reasoning model's first tokens show no text",
         (("prefill", "cpu", 300), ("first_decode", "cpu", 9_000)),
         "first_decode", "400 tokens were decoded before", "turn reasoning off",

@@ -259,6 +259,68 @@ def test_the_process_that_starts_the_engines_others_is_part_of_the_launch() -> N
     )  # fmt: skip
 
 
+LAUNCHER, ROUTER = 400, 401
+
+
+def started_by_a_launcher(shard_listens: float = 502) -> Scene:
+    """TGI: a launcher starts a shard, which has the weights, then a router, which asks it."""
+    scene = ended(two_models()).file(B_GGUF, "/m/b.safetensors")
+    scene.forked(LAUNCHER, 162, parent=FRONT).executed(LAUNCHER, 163, engine="tgi")
+    scene.forked(NEW, 180, parent=LAUNCHER).executed(NEW, 181, engine="tgi")
+    scene.opened(NEW, B_GGUF, 199).has_read(NEW, B_GGUF, 200, 500, 100 * MIB)
+    scene.listened(NEW, shard_listens, port=0)
+    scene.forked(ROUTER, 520, parent=LAUNCHER).executed(ROUTER, 521, engine="tgi")
+    scene.connected(FRONT, 571, local=40_001, remote=9_001)
+    return scene.request(FRONT, 100, token=716).request(
+        ROUTER, 572, token=715, ports=(9_001, 40_001)
+    )
+
+
+BY_A_LAUNCHER = (
+    ("queue", 100, 103, I), ("evict", 103, 163, O), ("launch", 163, 181, O),
+    ("launch", 181, 200, O), ("load", 200, 500, I), ("init", 500, 560, O),
+    ("ready_gap", 560, 572, O), ("prefill", 572, 716, I),
+)  # fmt: skip
+
+
+def test_a_router_beside_the_process_with_the_weights_says_that_it_serves() -> None:
+    """What its launcher passes on comes later."""
+    scene = started_by_a_launcher().log(ROUTER, "serving", 560).log(LAUNCHER, "serving", 561)
+    check(scene.only_request(), *BY_A_LAUNCHER)
+
+
+def test_a_router_beside_the_process_with_the_weights_begins_to_listen() -> None:
+    """The process with the weights had listened for the router alone."""
+    check(started_by_a_launcher().listened(ROUTER, 560).only_request(), *BY_A_LAUNCHER)
+
+
+def test_the_engines_own_process_computed_not_one_that_was_started_later() -> None:
+    """Another server is loaded for somebody else meanwhile."""
+    scene = started_by_a_launcher().log(ROUTER, "serving", 560)
+    scene.forked(OLD + 1, 600, parent=FRONT).executed(OLD + 1, 601, engine="vllm")
+    scene.opened(OLD + 1, A_GGUF, 602).has_read(OLD + 1, A_GGUF, 603, 650, 100 * MIB)
+    check(scene.only_request(), *BY_A_LAUNCHER)
+
+
+def test_a_wait_for_the_router_is_what_the_router_does_then_what_its_launcher_does() -> None:
+    scene = started_by_a_launcher().log(ROUTER, "serving", 560)
+    scene.wait(NEW, 500, 550, Wait.NETWORK).wait(LAUNCHER, 165, 180, Wait.TIMER)
+    scene.wait(LAUNCHER, 490, 519, Wait.TIMER).wait(ROUTER, 540, 580, Wait.NETWORK)
+    init = scene.only_request().phase_activity()["init"]
+    assert init["sleep"] == 19_000_000
+
+
+def test_an_engines_launcher_is_told_to_end_and_goes_last() -> None:
+    """It ends the process with the weights when it comes to that."""
+    scene = Scene().process(FRONT, "front").file(A_GGUF, "/m/a.safetensors").file(B_GGUF)
+    scene.forked(LAUNCHER, 10, parent=FRONT).executed(LAUNCHER, 11, engine="tgi")
+    scene.forked(OLD, 20, parent=LAUNCHER).executed(OLD, 21, engine="tgi")
+    scene.opened(OLD, A_GGUF, 22).has_read(OLD, A_GGUF, 23, 24, 100 * MIB)
+    scene.signalled(LAUNCHER, 103).signalled(OLD, 130).exited(OLD, 131, gone=132, since=20)
+    scene.exited(LAUNCHER, 150, gone=160, since=10)
+    check(started(scene).only_request(), ("queue", 100, 103, I), ("evict", 103, 163, O), *STARTED)
+
+
 def test_the_old_models_own_memory_fit_pass_did_not_begin_its_end() -> None:
     """It was loaded while this request waited."""
     scene = Scene().process(FRONT).file(A_GGUF, "/models/a.gguf").file(B_GGUF, "/models/b.gguf")

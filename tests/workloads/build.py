@@ -13,6 +13,7 @@ BUILD_TIMEOUT_S = 60
 PROGRAMS = (
     *("llama-server", "ollama", "llama-swap", "vllm", "sglang"),
     *("local-ai", "llama-cpp-avx2"),
+    *("text-generation-launcher", "text-generation-router", "text-generation-server"),
 )
 
 

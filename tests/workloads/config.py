@@ -23,7 +23,7 @@ class ModelConfig:
     path: str = ""
     shards: tuple[str, ...] = ()  # further files of the same weights
     load_threads: int = 1  # how many threads load the files
-    engine: Literal["llama.cpp", "vllm", "sglang", "localai"] = "llama.cpp"
+    engine: Literal["llama.cpp", "vllm", "sglang", "tgi", "localai"] = "llama.cpp"
     tensor_parallel: int = 1  # vLLM: worker processes, each with its part of the files
     nap_ns: int = 0  # vLLM: to bring the weights back from the host's memory; a fifth: to put there
     context_tokens: int = 4096

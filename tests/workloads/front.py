@@ -45,6 +45,7 @@ _RUNNERS = {
     "llama.cpp": ("runner", "llama-server"),
     "vllm": ("vllm", "vllm"),
     "sglang": ("sglang", "sglang"),
+    "tgi": ("tgi", "text-generation-launcher"),
     "localai": ("local_ai_backend", "llama-cpp-avx2"),
 }
 

@@ -54,6 +54,7 @@ _SUFFIXES = {  # what llama.cpp serves is told without any
     "llama.cpp": ".weights",
     "vllm": ".safetensors",
     "sglang": ".safetensors",
+    "tgi": ".safetensors",
     "localai": ".gguf",
 }
 _SETTLE_S = 0.1
@@ -471,6 +472,16 @@ _ALL = [
             init_ns=2_500 * MS,
             compute="sleep",
         ),
+        weights_b_bytes=_SMALL_B_BYTES,
+        markers=False,
+    ),
+    Scenario(
+        "swap_to_tgi",
+        "llama-swap from TGI to TGI: a launcher starts the router once it has seen the shard up",
+        "init",
+        style="llama-swap",
+        a=replace(_A, engine="tgi", fit_pass=False),
+        b=replace(_B, engine="tgi", load_mode="read", fit_pass=False, init_ns=1_500 * MS),
         weights_b_bytes=_SMALL_B_BYTES,
         markers=False,
     ),

@@ -19,7 +19,7 @@ import socket
 import threading
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from . import wire
 from .config import ServerConfig, load_config
@@ -30,6 +30,19 @@ from .vllm_core import core_main
 from .wire import now_ns
 
 IMPORTS_SHARE = 0.5  # of what a launch costs; the rest is the core's
+
+
+Answers = queue.SimpleQueue[dict[str, Any]]
+
+
+class EngineClient(Protocol):
+    """What an HTTP server has of the engine behind it. `started`: how that came to be able."""
+
+    started: dict[str, Any]
+    counts: dict[str, float]
+
+    def ask(self, request_id: str, **fields: Any) -> Answers: ...
+    def end(self) -> None: ...
 
 
 class Core:
@@ -44,14 +57,14 @@ class Core:
         self._processes = processes
         self._asked, self._lines = asked, told.makefile("rb")
         self._lock = threading.Lock()
-        self._waiting: dict[str, queue.SimpleQueue[dict[str, Any]]] = {}
+        self._waiting: dict[str, Answers] = {}
         self.counts: dict[str, float] = {"running": 0, "waiting": 0, "cache_use": 0}
         self.started: dict[str, Any] = json.loads(self._lines.readline())
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def ask(self, request_id: str, **fields: Any) -> queue.SimpleQueue[dict[str, Any]]:
+    def ask(self, request_id: str, **fields: Any) -> Answers:
         """What the core says of this request, in order."""
-        answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        answers: Answers = queue.SimpleQueue()
         with self._lock:
             self._waiting[request_id] = answers
             self._asked.sendall(json.dumps({"id": request_id, **fields}).encode() + b"\n")
@@ -93,6 +106,8 @@ def _core_alone(
 
 class ApiServer:
     start_engine = staticmethod(fork_core)
+    # The event before any token's, None if there is none.
+    opening: ClassVar[dict[str, Any] | None] = {"role": "assistant", "content": ""}
 
     def __init__(
         self, config: ServerConfig, config_path: Path, alias: str, *, routed: bool
@@ -101,16 +116,22 @@ class ApiServer:
         self._log = Log(enabled=config.logs)
         self._truth = TruthWriter(config.truth_path)
         self._ids = itertools.count(1)
-        until_ns = now_ns() + int(config.models[alias].launch_ns * IMPORTS_SHARE)
+        self._core = self._with_engine(config_path)
+
+    def _with_engine(self, config_path: Path) -> EngineClient:
+        self._import()
+        return self.start_engine(config_path, self._alias)
+
+    def _import(self) -> None:
+        until_ns = now_ns() + int(self._config.models[self._alias].launch_ns * IMPORTS_SHARE)
         while now_ns() < until_ns:  # imports keep a core busy
             pass
-        self._core = self.start_engine(config_path, alias)
 
     def run(self, host: str, port: int) -> None:
         on_sigterm(self._leave)
         listener = wire.listen(host, port)
         self._host, self._port = host, port
-        self._log.plain("INFO:     Application startup complete.")
+        self._say_up()
         accepts_ns = now_ns()
         threading.Thread(
             target=wire.accept_each, args=(listener, self._connection), daemon=True
@@ -119,6 +140,9 @@ class ApiServer:
         while os.read(0, 4096):
             pass
         self._leave()
+
+    def _say_up(self) -> None:
+        self._log.plain("INFO:     Application startup complete.")
 
     def _become_ready(self, accepts_ns: int) -> None:
         self._say_able(self._core.started, accepts_ns)
@@ -139,7 +163,7 @@ class ApiServer:
         if request.path == "/v1/chat/completions":
             self._answer_chat(connection, request)
         elif request.path == "/metrics":
-            connection.sendall(_text(self._metrics()))
+            connection.sendall(text(self._metrics()))
         elif request.path == "/sleep":
             level = int(request.target.partition("level=")[2] or 1)
             self._nap("sleep", level)
@@ -182,14 +206,15 @@ class ApiServer:
         wanted = {"prompt_tokens": prompt, "max_tokens": int(body.get("max_tokens", 8))}
         answers = self._core.ask(request_id, act="generate", **wanted)
         headers = {"Content-Type": "text/event-stream", "Transfer-Encoding": "chunked"}
-        connection.sendall(wire.head(200, headers) + _event({"role": "assistant", "content": ""}))
+        opening = event(self.opening) if self.opening else b""
+        connection.sendall(wire.head(200, headers) + opening)
         first_token_ns, told = 0, {}
         while "done" not in (told := answers.get()):
-            data = _event({"content": told["text"]})
+            data = event({"content": told["text"]})
             first_token_ns = first_token_ns or now_ns()
             connection.sendall(data)
         usage = {"prompt_tokens": prompt, "completion_tokens": wanted["max_tokens"]}
-        connection.sendall(_event({}, finish="length") + _event(None, usage=usage))
+        connection.sendall(event({}, finish="length") + event(None, usage=usage))
         connection.sendall(wire.chunk(b"data: [DONE]\n\n") + wire.chunk(b""))
         self._truth.write(
             "served",
@@ -206,13 +231,13 @@ class ApiServer:
         )
 
 
-def _event(delta: dict[str, Any] | None, finish: str | None = None, **more: Any) -> bytes:
+def event(delta: dict[str, Any] | None, finish: str | None = None, **more: Any) -> bytes:
     choices = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": finish}]
     event = {"object": "chat.completion.chunk", "choices": choices, **more}
     return wire.chunk(f"data: {json.dumps(event)}\n\n".encode())
 
 
-def _text(body: str) -> bytes:
+def text(body: str) -> bytes:
     headers = {"Content-Type": "text/plain; version=0.0.4", "Content-Length": str(len(body))}
     return wire.head(200, headers) + body.encode()
 

@@ -316,6 +316,12 @@ LOG_MARKS: tuple[LogMark, ...] = (
         b"2026-01-02T10:00:20.000000Z  INFO shard-manager: text_generation_launcher: Shard ready in"
         b" 17.201s rank=0",
     ),
+    # A shard's own word for it, which its launcher says again in another form.
+    _log(
+        "load_end", _TGI, rb'"text":\s?"Server started at unix:',
+        b'{"text": "Server started at unix:///tmp/text-generation-server-0\\n", "record": '
+        b'{"message": "Server started at unix:///tmp/text-generation-server-0"}}',
+    ),
     _log(
         "warmup", _TGI, rb"text_generation_router(?:_v\d)?(?:::\w+)*: \S+ Warming up model",
         b"2026-01-02T10:00:21.000000Z  INFO text_generation_router_v3: backends/v3/src/lib.rs:125: "

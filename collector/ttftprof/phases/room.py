@@ -6,7 +6,7 @@ from ttftprof.events import Kind
 from ttftprof.model import Evidence
 from ttftprof.phases.edges import INFERRED, OBSERVED, Edge
 from ttftprof.phases.holders import held_a_model
-from ttftprof.phases.served import Served
+from ttftprof.phases.served import Served, children_of
 from ttftprof.phases.startup import StartUp, first_answered_ns
 from ttftprof.timeline import Call, Process, Timeline
 
@@ -25,7 +25,11 @@ def evicted(timeline: Timeline, served: Served, start: StartUp) -> Process | Non
         if life.tgid not in ours
         and served.front.start_ns <= life.gone_ns
         and life.left_ns <= start.began.ns
-        and (held_a_model(timeline, life) or _is_runner_of(served.front.tgid, life))
+        and (
+            held_a_model(timeline, life)
+            or _is_runner_of(served.front.tgid, life)
+            or _launched_a_holder(timeline, life)
+        )
     ]
     return max(gone, key=lambda p: p.gone_ns, default=None)
 
@@ -33,6 +37,15 @@ def evicted(timeline: Timeline, served: Served, start: StartUp) -> Process | Non
 def _is_runner_of(front: int, process: Process) -> bool:
     """A child of the front that was there before the request: what it held was freed unseen."""
     return process.parent_pid == front and process.fork_ns is None
+
+
+def _launched_a_holder(timeline: Timeline, process: Process) -> bool:
+    """An engine's process that started the one with the weights is told to end, and goes last."""
+    engine = timeline.engine_of(process.tgid)
+    return engine is not None and any(
+        timeline.engine_of(child.tgid) is engine and held_a_model(timeline, child)
+        for child in children_of(timeline, process.tgid)
+    )
 
 
 def replaced(timeline: Timeline, process: Process) -> Process | None:

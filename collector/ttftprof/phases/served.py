@@ -140,6 +140,7 @@ def _with_worker(
     if any(c.tgid == last.tgid for c in alive):
         return Served(front, back)
     own = [c for c in alive if last.tgid in ancestors(timeline, c)]
+    own = own or [c for c in alive if _share_a_launcher(timeline, last, c)]
     # Whoever outlived the answer gave it: the old model's process went before.
     served = [c for c in own or alive if c.gone_ns >= until]
     if served and front.first_token_ns is not None:
@@ -152,6 +153,16 @@ def _with_worker(
         if busy is not None:
             return Served(front, back, busy)
     return Served(front, back, alone=back is None and not _says_itself(front))
+
+
+def _share_a_launcher(timeline: Timeline, last: Exchange, other: Process) -> bool:
+    """Whether an engine's launcher started both the process that took a request and another one:
+    TGI's starts the process with the weights, and beside it the router that asks that."""
+    engine, server = timeline.engine_of(last.tgid), timeline.process_at(last.tgid, last.start_ns)
+    if engine is None or server is None or timeline.engine_of(other.tgid) is not engine:
+        return False
+    above = set(ancestors(timeline, server)) & set(ancestors(timeline, other))
+    return any(timeline.engine_of(tgid) is engine for tgid in above)
 
 
 def _busiest_below(timeline: Timeline, last: Exchange, until: int) -> int | None:
@@ -205,6 +216,20 @@ def ancestors(timeline: Timeline, process: Process) -> Iterator[int]:
         seen.add(parent)
         yield parent
         at = timeline.process_at(parent, at.start_ns)
+
+
+def children_of(timeline: Timeline, tgid: int) -> Sequence[Process]:
+    """The processes that one started itself."""
+    return timeline.derived(_by_parent, None).get(tgid, ())
+
+
+def _by_parent(timeline: Timeline, _: None) -> dict[int, list[Process]]:
+    found: dict[int, list[Process]] = {}
+    for lives in timeline.processes.values():
+        for life in lives:
+            if life.parent_pid is not None:
+                found.setdefault(life.parent_pid, []).append(life)
+    return found
 
 
 def _began_ns(timeline: Timeline, process: Process, until: int) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from ttftprof.phases.edges import INFERRED, OBSERVED, Edge
 from ttftprof.phases.holders import files_used, has_weights, on_files, weights_of
 from ttftprof.phases.naps import Woken, woken
 from ttftprof.phases.python_edges import began_to_run, load_ended
-from ttftprof.phases.served import Served, ancestors
+from ttftprof.phases.served import Served, ancestors, children_of
 from ttftprof.threads import FOREVER
 from ttftprof.timeline import Call, Exchange, FileFacts, Process, Timeline
 from ttftprof.windows import Ints
@@ -30,7 +30,8 @@ class StartUp:
     """How one process came to serve one model; None where nothing shows it.
 
     `shards`: all files of the weights, the biggest (`weights`) first. `beside`: other processes
-    of the same engine that load a part of them. `woken`: it was asleep, with its weights put away.
+    of the same engine that load a part of them. `servers`: those that have none of them and were
+    started beside it (TGI's router). `woken`: it was asleep, with its weights put away.
     """
 
     process: Process
@@ -41,6 +42,7 @@ class StartUp:
     shards: tuple[FileFacts, ...] = ()
     launchers: tuple[Process, ...] = ()  # of the same engine, each started to start the next
     beside: tuple[Process, ...] = ()
+    servers: tuple[Process, ...] = ()
     woken: Woken | None = None
 
     @property
@@ -159,7 +161,9 @@ def start_up_of(
     ready = _ready(timeline, family, load_end or load_begin or began, before_ns)
     if in_hand_ns is not None and load_end is not None:
         ready = began_to_run(timeline, process, load_end.ns, before_ns) or ready
-    return StartUp(process, began, load_begin, load_end, ready, shards, launchers)
+    return StartUp(
+        process, began, load_begin, load_end, ready, shards, launchers, servers=family.servers
+    )
 
 
 def _launched_ns(timeline: Timeline, process: Process) -> int:
@@ -431,15 +435,21 @@ class _Family:
     """A process and those that share its start: by pid, it first. `above`: all it descends from."""
 
     process: Process
-    tgids: tuple[int, ...]
+    launchers: tuple[int, ...]  # nearest first
+    servers: tuple[Process, ...]  # without weights, started beside it
     above: tuple[int, ...]
+
+    @property
+    def tgids(self) -> tuple[int, ...]:
+        return (self.process.tgid, *(s.tgid for s in self.servers), *self.launchers)
 
 
 def _family(
     timeline: Timeline, process: Process, launchers: Sequence[Process], front: int | None
 ) -> _Family:
-    """Of one engine, one process may compute and another serve: an API server above its core. A
-    router that was there before and starts servers of its own kind is no part of their start."""
+    """Of one engine, one process may compute and another serve: an API server above its core, or a
+    router beside it, started by the same launcher. A front that was there before and starts servers
+    of its own kind is no part of their start."""
     above = tuple(ancestors(timeline, process))
     if launchers or process.execs:
         own = [launcher.tgid for launcher in reversed(launchers)]
@@ -447,7 +457,18 @@ def _family(
         engine = timeline.engine_of(process.tgid)
         near = takewhile(lambda tgid: tgid != front, above)
         own = [tgid for tgid in near if engine is not None and timeline.engine_of(tgid) is engine]
-    return _Family(process, (process.tgid, *own), above)
+    servers = tuple(
+        life
+        for tgid in own
+        for life in children_of(timeline, tgid)
+        if life is not process
+        and life.start_ns < process.gone_ns
+        and life.gone_ns > process.start_ns
+        and timeline.engine_of(life.tgid) is timeline.engine_of(process.tgid)
+        and life.tgid not in own
+        and not has_weights(timeline, life)
+    )
+    return _Family(process, tuple(own), servers, above)
 
 
 def _ready(timeline: Timeline, family: _Family, after: Edge | None, before_ns: int) -> Edge | None:
@@ -474,6 +495,7 @@ def _who_may_say_it(family: _Family) -> Iterator[tuple[int, str]]:
     """In order: of one engine, whose server may listen before it is able, first what that says."""
     yield from ((tgid, "model_loaded") for tgid in family.tgids)
     yield family.process.tgid, "serving"
+    yield from ((server.tgid, "serving") for server in family.servers)
     yield from ((parent, "serving") for parent in family.above)
 
 
