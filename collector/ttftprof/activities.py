@@ -51,6 +51,7 @@ _COPYING_AND_RUNNING = _AWAITING + 1
 _CODE = {activity: code for code, activity in enumerate(ACTIVITIES)}
 _CPU = _CODE["cpu"]
 _UNKNOWN = _CODE["unknown"]
+_AT_REST = (_CODE["idle"], _CODE["lock"])
 _TRANSFER = _CODE["transfer"]
 # The activity of each label; what runs is divided further.
 _CODE_OF_LABEL = np.array(
@@ -101,13 +102,13 @@ def process_activities(
 
 
 def while_idle(mine: Activities, others: Activities) -> Activities:
-    """Both of one span: where mine is idle, what the others' process did, which it waited for; idle
-    while that was not there."""
+    """Both of one span: where mine is at rest, what the others' process did, which it waited for,
+    as far as that did anything. Pools of threads rest on a lock."""
     edges = np.unique(np.concatenate([mine.start_ns, others.start_ns, mine.end_ns[-1:]]))
     at = edges[:-1]
     own = mine.code[np.searchsorted(mine.start_ns, at, side="right") - 1]
     other = others.code[np.searchsorted(others.start_ns, at, side="right") - 1]
-    waits = (own == _CODE["idle"]) & (other != _UNKNOWN)
+    waits = np.isin(own, _AT_REST) & ~np.isin(other, (*_AT_REST, _UNKNOWN))
     return _joined(at, edges[1:], np.where(waits, other, own))
 
 

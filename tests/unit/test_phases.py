@@ -302,9 +302,12 @@ def test_the_engines_own_process_computed_not_one_that_was_started_later() -> No
     check(scene.only_request(), *BY_A_LAUNCHER)
 
 
-def test_a_wait_for_the_router_is_what_the_router_does_then_what_its_launcher_does() -> None:
+@pytest.mark.parametrize("rest", [Wait.NETWORK, Wait.LOCK])
+def test_a_wait_for_the_router_is_what_the_router_does_then_what_its_launcher_does(
+    rest: Wait,
+) -> None:
     scene = started_by_a_launcher().log(ROUTER, "serving", 560)
-    scene.wait(NEW, 500, 550, Wait.NETWORK).wait(LAUNCHER, 165, 180, Wait.TIMER)
+    scene.wait(NEW, 500, 550, rest).wait(LAUNCHER, 165, 180, Wait.TIMER)
     scene.wait(LAUNCHER, 490, 519, Wait.TIMER).wait(ROUTER, 540, 580, Wait.NETWORK)
     init = scene.only_request().phase_activity()["init"]
     assert init["sleep"] == 19_000_000
