@@ -72,7 +72,7 @@ def _ready(_said: str, _process: psutil.Process, out: Path) -> bool:
 
 def _says(word: str) -> Callable[[str, psutil.Process, Path], bool]:
     return lambda said, _process, out: (
-        word in said or (out.exists() and word in out.read_text(errors="replace")[:4096])
+        word in said or (out.exists() and word in out.read_text(errors="replace"))
     )
 
 

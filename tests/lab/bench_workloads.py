@@ -15,7 +15,8 @@ from workloads.cache import make_model, warm_cache
 
 LAB = Path(__file__).parent
 FILE_BYTES = 128 << 20
-SWITCH_MODEL_MB = 24
+SWITCH_MODEL_MB, SWITCH_MODEL_LAYERS = 300, 12  # as the demo's
+PROMPT = "Explain in one sentence why the sky is blue."
 STORMS = {
     "fault_storm": "4 KiB anonymous fault storm",
     "cold_map_load": "cold mmap load",
@@ -97,7 +98,7 @@ class Switch:
 
     def run(self, work: str) -> int:
         self.turn += 1
-        return self.server.chat("ab"[self.turn % 2], "one two three", max_tokens=1).ttft_ns
+        return self.server.chat("ab"[self.turn % 2], PROMPT, max_tokens=1).ttft_ns
 
 
 @contextmanager
@@ -157,7 +158,12 @@ def _switch(folder: Path) -> Iterator[Switch]:
     models.mkdir(exist_ok=True)
     for seed, name in enumerate("ab"):
         if not (models / f"{name}.gguf").exists():
-            make_gguf(models / f"{name}.gguf", size_mb=SWITCH_MODEL_MB, layers=4, seed=seed)
+            make_gguf(
+                models / f"{name}.gguf",
+                size_mb=SWITCH_MODEL_MB,
+                layers=SWITCH_MODEL_LAYERS,
+                seed=seed,
+            )
         warm_cache(models / f"{name}.gguf")
     with LlamaServer.router(models) as server:
         yield Switch(server)
