@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.bench_tools import BY_BCC, TOOLS, Tool, attached, missing
+from lab.bench_tools import BY_BCC, TOOLS, Tool, attached, missing, resident_bytes
 from lab.kernel_headers import write_headers
 
 ROUNDS = 5
@@ -53,8 +53,7 @@ def measure(folder: Path) -> list[Armed]:
 
 def _once(tool: Tool, pid: int, folder: Path, environment: dict[str, str]) -> tuple[float, float]:
     with attached(tool, pid, folder, environment) as found:
-        held = [found.process, *found.process.children(recursive=True)]
-        return found.armed_s, sum(one.memory_info().rss for one in held) / 1e6
+        return found.armed_s, resident_bytes(found.process) / 1e6
 
 
 def _summed(name: str, rounds: Sequence[tuple[float, float]], refused: str) -> Armed:

@@ -240,11 +240,20 @@ def cpu_s(process: psutil.Process) -> float:
     return float(total)
 
 
+def resident_bytes(process: psutil.Process) -> int:
+    """Of the tool, and what its children have to themselves."""
+    return int(process.memory_info().rss) + _of_children(process)
+
+
 def _peak_bytes(process: psutil.Process) -> int:
-    """VmHWM of the tool, and what its children have to themselves."""
+    """The tool's VmHWM, and what its children have to themselves."""
     status = Path(f"/proc/{process.pid}/status").read_text()
     peak = re.search(r"VmHWM:\s+(\d+) kB", status)
-    found = int(peak[1]) * 1024 if peak else 0
+    return (int(peak[1]) * 1024 if peak else 0) + _of_children(process)
+
+
+def _of_children(process: psutil.Process) -> int:
+    found = 0
     for child in process.children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             found += child.memory_full_info().uss
