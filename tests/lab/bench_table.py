@@ -55,7 +55,7 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _slowdown(figures: Mapping[str, Sequence[Row]]) -> str:
-    """Workloads × tools: median ratio (quartiles)."""
+    """Workloads × tools: ratio of the fastest; median of pairs (quartiles)."""
     names = [tool.name for tool in TOOLS]
 
     def cell(rows: Sequence[Row], name: str) -> str:
@@ -65,7 +65,7 @@ def _slowdown(figures: Mapping[str, Sequence[Row]]) -> str:
         if row["refused"]:
             return "refused"
         low, high = row["ratio_quartiles"]
-        return f"{row['ratio']:.3f} ({low:.2f}–{high:.2f})"
+        return f"**{row['fastest_ratio']:.2f}**; {row['ratio']:.2f} ({low:.2f}–{high:.2f})"
 
     rows = (
         [TITLES[what], f"{found[0]['bare_ms']:.0f}", *(cell(found, name) for name in names)]
