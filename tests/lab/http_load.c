@@ -113,6 +113,16 @@ static void answer(struct conn *c, int tokens, long gap_ns)
 	}
 }
 
+static struct conn *unused_conn(void)
+{
+	for (int i = 0; i < used; i++)
+		if (conns[i].fd < 0)
+			return &conns[i];
+	if (used == MAX_CONNS)
+		exit(2);
+	return &conns[used++];
+}
+
 static void accept_all(int epoll, int listener)
 {
 	struct sockaddr_in peer;
@@ -120,9 +130,8 @@ static void accept_all(int epoll, int listener)
 	int fd;
 
 	while ((fd = accept4(listener, (void *)&peer, &size, SOCK_NONBLOCK)) >= 0) {
-		struct conn *c = &conns[used++];
-		if (used > MAX_CONNS - 1)
-			exit(2);
+		struct conn *c = unused_conn();
+		c->filled = 0;
 		c->fd = fd;
 		c->port = ntohs(peer.sin_port);
 		c->step = -1;
