@@ -77,15 +77,12 @@ class Reload:
 
 @dataclass(frozen=True, slots=True)
 class OwnLoad:
-    """What the server's answer calls its load (Ollama: `load_duration`), and what went on in it: it
-    counts from the request's arrival to the runner's being there, whatever that took."""
+    """What the server's answer calls its load (Ollama: `load_duration`) though it is not, and what
+    went on in it: it counts from the request's arrival to the runner's being there, whatever that
+    took."""
 
     told_ns: int
     spent: tuple[tuple[str, int], ...]  # (phase, ns), in order of time
-
-    @property
-    def is_load_alone(self) -> bool:
-        return dict(self.spent).get("load", 0) >= _MOSTLY_LOAD * self.told_ns
 
     def words(self) -> str:
         parts = ", ".join(f"{phase} {scale.duration(ns)}" for phase, ns in self.spent)
@@ -444,15 +441,18 @@ def _silent_tokens(timeline: Timeline, served: Served, phases: Sequence[Phase]) 
 
 def _own_load(served: Served, phases: Sequence[Phase]) -> OwnLoad | None:
     told_ns = round(served.front.timings.get("load_duration_ns", 0))
-    if told_ns < _NOTICEABLE_NS:
-        return None
     until_ns = min((p.start_ns for p in phases if p.phase == "prefill"), default=0)
+    before = [p for p in phases if p.end_ns <= until_ns]
+    loading_ns = sum(p.duration_ns for p in before if p.phase == "load")
+    if told_ns < _NOTICEABLE_NS or loading_ns >= _MOSTLY_LOAD * told_ns:
+        return None
+    ended_ns = served.front.start_ns + told_ns  # it may have waited for a slot after that
     spent: dict[str, int] = {}
-    for phase in phases:
-        if phase.end_ns <= until_ns:
-            spent[phase.phase] = spent.get(phase.phase, 0) + phase.duration_ns
+    for phase in before:
+        inside_ns = max(min(phase.end_ns, ended_ns) - phase.start_ns, 0)
+        spent[phase.phase] = spent.get(phase.phase, 0) + inside_ns
     noticeable = {name: ns for name, ns in spent.items() if ns >= _NOTICEABLE_SHARE * told_ns}
-    return OwnLoad(told_ns, tuple(noticeable.items()))
+    return OwnLoad(told_ns, tuple(noticeable.items())) if noticeable else None
 
 
 def _cache_lost(served: Served, start: StartUp, everyone: Sequence[Served]) -> int | None:
@@ -494,7 +494,7 @@ def notes_of(found: Circumstances) -> list[str]:
         notes.append(f"{found.reload.path} was loaded again: {found.reload.why}")
     if found.woken is not None:
         notes.append(found.woken.words())
-    if found.own_load is not None and found.own_load.spent and not found.own_load.is_load_alone:
+    if found.own_load is not None:
         notes.append(found.own_load.words())
     if found.cache_lost_tokens is not None:
         notes.append(

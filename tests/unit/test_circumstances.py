@@ -211,12 +211,15 @@ def test_a_figure_for_the_load_that_is_one_needs_no_words(load_ms: float) -> Non
     assert not noted(told_of_its_load(load_ms), "load_duration")
 
 
-def test_of_a_resident_model_that_figure_is_what_it_waited_for() -> None:
+@pytest.mark.parametrize("load_ms", [201, 120])
+def test_of_a_resident_model_that_figure_is_what_it_waited_for(load_ms: int) -> None:
+    """As long as it says: what the request then waited for a slot is no part of it."""
     scene = Scene().process(OLD, "server").file(A_GGUF).held(OLD, A_GGUF)
     scene.request(OLD, 90, token=101, end=300).log(OLD, "slot_start", 301)
-    scene.request(OLD, 100, token=400, timings={"load_duration_ns": 201e6})
+    scene.request(OLD, 100, token=400, timings={"load_duration_ns": load_ms * 1e6})
     request = only(scene.call(OLD, "decode", 302, 390, value=38))
-    assert noted(request, "load_duration of 201.0 ms is not the load alone: queue")
+    words = f"load_duration of {load_ms}.0 ms is not the load alone: queue {load_ms}.0 ms"
+    assert noted(request, words)
 
 
 # -- launch, prefill, first decode ----------------------------------------------------------------

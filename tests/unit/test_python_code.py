@@ -43,6 +43,9 @@ def stack(*frames: str) -> Stack:
              "python3.11/asyncio/runners.py:Runner.run"),
             "idle", "",
         ),
+        # Python 3.10: no classes in names
+        ((*LOOP[:-1], "python3.10/asyncio/base_events.py:_run_once"), "idle", ""),
+        (("uvloop/__init__.py:run", "python3.10/asyncio/runners.py:run"), "idle", ""),
         (
             (*THREAD, "anyio/_backends/_asyncio.py:WorkerThread.run",
              "python3.11/queue.py:Queue.get", "python3.11/threading.py:Condition.wait"),
@@ -137,6 +140,26 @@ def stack(*frames: str) -> Stack:
             ("vllm/v1/engine/core.py:run",
              "vllm/model_executor/model_loader/default_loader.py:DefaultModelLoader.load_model"),
             "weights", "vllm",
+        ),
+        # A layer copies its part out of the mapped file, or makes room for it.
+        (
+            ("vllm/model_executor/model_loader/default_loader.py:DefaultModelLoader.load_weights",
+             "vllm/model_executor/models/llama.py:LlamaModel.load_weights",
+             "vllm/model_executor/layers/linear.py:QKVParallelLinear.weight_loader_v2",
+             "vllm/model_executor/parameter.py:_ColumnvLLMParameter.load_qkv_weight"),
+            "weights", "vllm",
+        ),
+        (
+            ("vllm/model_executor/model_loader/utils.py:process_weights_after_loading",
+             "vllm/model_executor/layers/linear.py:UnquantizedLinearMethod"
+             ".process_weights_after_loading"),
+            "weights", "vllm",
+        ),
+        (
+            ("vllm/model_executor/model_loader/base_loader.py:BaseModelLoader.load_model",
+             "vllm/model_executor/models/llama.py:LlamaMLP.__init__",
+             "vllm/model_executor/layers/linear.py:UnquantizedLinearMethod.create_weights"),
+            "model_build", "vllm",
         ),
         (("serve.py:<module>", "serve.py:spin"), "other", "serve.py"),
         (("sitecustom.py:<module>", "yaml/__init__.py:<module>"), "imports", "yaml"),

@@ -92,11 +92,17 @@ ROWS: tuple[Row, ...] = (
     _row(
         "model_build", r"transformers/modeling_utils\.py", r".*(__init__|init_weights|post_init)$"
     ),
-    _row("model_build", r"vllm/model_executor/(models|layers)/", r".*__init__$"),
+    _row("model_build", r"vllm/model_executor/(models|layers)/", r".*(__init__|create_weights)$"),
     _row("weights", r"safetensors/|torch/serialization\.py|gguf/|runai_model_streamer/"),
     _row("weights", r"transformers/(modeling_utils|core_model_loading|modeling_gguf|conversion_m)"),
     _row("weights", r"accelerate/(utils/modeling|big_modeling|hooks)"),
     _row("weights", r"(vllm/model_executor|sglang/srt)/model_loader/"),
+    # Layers copy them out of the mapped file: there the load waits for storage.
+    _row(
+        "weights",
+        r"vllm/model_executor/(models|layers)/",
+        r"(.*\.)?(weight_loader|load_|_load_|process_weights)",
+    ),
     _row("weights", r"torch/nn/modules/module\.py", r".*(load_state_dict|_apply|\.to|convert)$"),
     _row("hub", r"huggingface_hub/(file_download|hf_api|_snapshot|hf_file_system|utils/_http)"),
     _row("hub", r"(requests|urllib3|httpx2?|httpcore2?|modelscope)/"),
@@ -135,6 +141,12 @@ _LOOPS: tuple[Row, ...] = (
     ),
     _row(IDLE, r"sglang/srt/managers/", r".*(event_loop|recv)"),
 )
+# A pool's worker and uvloop take their work in C: the loop itself is the innermost frame. Of
+# Python before 3.11, and by an older py-spy, functions have no class in their names.
+_LOOPS_IN_C: tuple[Row, ...] = (
+    _row(IDLE, r"python3[^/]*/concurrent/futures/thread\.py", r"_worker$"),
+    _row(IDLE, r"python3[^/]*/asyncio/(base_events|runners)\.py", r"(.*\.)?(_run_once|run)$"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +178,7 @@ def _is_idle(stack: Stack) -> bool:
         return waits
     if _first(_LOOPS, callers[0]) is None:
         return False
-    # A pool's worker and uvloop take their work in C: the loop itself is the innermost frame.
-    return waits or callers[0][1] in ("_worker", "BaseEventLoop._run_once", "Runner.run")
+    return waits or _first(_LOOPS_IN_C, callers[0]) is not None
 
 
 def _without_waits(stack: Stack) -> Iterator[Frame]:
