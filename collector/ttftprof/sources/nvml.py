@@ -23,6 +23,7 @@ _COMPUTING = "nvmlDeviceGetComputeRunningProcesses_v3"
 _SAMPLES_EVERY = 10  # slow looks
 # nvml.h: bytes over PCIe since the driver was loaded, seen from the device.
 _COUNTS = ((198, 0), (197, 0))  # received, sent; each of the whole device
+_STATE_EVERY = 5  # looks, while memory changes: a load is to be known with its link and clocks
 _PROCESSES_EVERY = 20  # turns, if memory does not change; those that draw too, where none did
 
 
@@ -119,6 +120,7 @@ class Nvml(Vendor):
         self._counted: dict[int, tuple[int, int, int]] = {}  # µs, bytes received, sent
         self._uncounted: set[int] = set()
         self._used: dict[int, tuple[int | None, bool]] = {}  # at the last look; had it changed?
+        self._stated: dict[int, int] = {}  # looks since its state was asked for
         self._drawn_on: set[int] = set()
         self._untold: set[int] = set()  # devices that tell processes and not their memory
         self._facts: list[tuple[str, dict[str, Any]]] = []
@@ -220,8 +222,13 @@ class Nvml(Vendor):
         elif turn >= 0:
             self._busy(target, found)
             self._traffic(target, found)
+        is_moving = self._is_moving(device, found.get("used_bytes"))
+        since = self._stated.get(device, 0) + 1
+        if is_moving and since >= _STATE_EVERY:
+            self._state(target, found)
+        self._stated[device] = 0 if "pstate" in found else since
         by_now = turn >= 0 and turn % _PROCESSES_EVERY == 0
-        if self._is_moving(device, found.get("used_bytes")) or by_now:
+        if is_moving or by_now:
             return Look(found, self._processes(target, by_now))
         return Look(found)
 

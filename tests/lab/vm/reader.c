@@ -222,5 +222,6 @@ int main(int argc, char **argv)
         hang(argv[2]);
     for (int i = 3; i < argc; i++)
         step(argv[0], argv[2], argv[i]);
+    sleep(2); /* what lies under the last file is looked up while somebody has it mounted */
     return 0;
 }
