@@ -176,6 +176,17 @@ def test_a_process_is_told_when_it_changes_and_when_it_is_gone(state: State) -> 
     assert rows[["tgid", "used_bytes"]].tolist() == [(7, MIB), (7, 2 * MIB), (7, 0)]
 
 
+def test_while_memory_changes_the_state_is_asked_for_whatever_the_pace(state: State) -> None:
+    """At looks that a slow pace leaves to memory: each fifth, and none once it rests."""
+    sampler = opened()
+    schedule = Schedule(now_ns(), gpu.PERIOD_NS)
+    for number in range(20):
+        state[fake_gpu.USED] = (min(number, 12) + 1) * MIB
+        sampler.sample(schedule, -1)
+    told = sampler.drain().rows["valid"] & np.uint16(Valid.LINK) > 0
+    assert np.flatnonzero(told).tolist() == [4, 9]
+
+
 def test_what_is_not_supported_is_told_once_and_not_asked_again(
     state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
