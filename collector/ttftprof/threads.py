@@ -122,7 +122,6 @@ class Threads:
         last_rows = _last_rows(rows)
         self.lives = _lives(by_kind, last_rows, last.tgid, armed_ns)
         self._tid = np.array([life.tid for life in self.lives], np.uint32)
-        self._tgid = np.array([life.tgid for life in self.lives], np.uint32)
         self._since_ns = np.array([life.since_ns for life in self.lives], np.int64)
         self._most_lives = int(np.unique(self._tid, return_counts=True)[1].max(initial=1))
         self._open = _Open.of(self.lives, last_rows, last.start_ns, end_ns)
