@@ -561,7 +561,9 @@ class Recorder:
         where = dev, mount.point if mount else ""
         known = self._stacks.get(where)
         if known is None:
-            known = self._stacks[where] = path_facts(path, pid)
+            known = path_facts(path, pid)
+            if known:  # else its process is gone, and the next file's may live
+                self._stacks[where] = known
             self._fstypes.update(known.get("fstypes", ()), [mount.fstype] if mount else ())
         return {name: value for name, value in known.items() if value is not None}
 

@@ -91,7 +91,7 @@ class _Blocks:
 
     @property
     def inodes(self) -> set[int]:
-        return {ino for (ino,) in self._parts}
+        return {*(ino for (ino,) in self._parts), *(ino for _, ino in self._past_cache)}
 
     def of_file(self, file: FileFacts, disks: Disks | None = None) -> Columns:
         """Those for a file, oldest first; `disks`: only those to these."""

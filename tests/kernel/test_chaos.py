@@ -265,7 +265,7 @@ MONITOR = """
 import subprocess, sys
 open("/proc/self/comm", "w").write("conmon")
 unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount", "--mount-proc"]
-load = "echo $$; read go; cat \\"$0\\" > /dev/null; read end"
+load = "echo $$; read go; cat \\"$0\\" > /dev/null; echo read; read end"
 subprocess.run([*unshare, "sh", "-c", load, sys.argv[-1]])
 """
 CONTAINER_ID = "7a8b9c0d" * 8
@@ -290,7 +290,8 @@ def test_a_rootless_container_is_recorded_from_outside(tmp_path: Path) -> None:
         with recording(tmp_path / "a.ttft", "--container", "ttft-box") as seen:
             box.stdin.write("go\n")
             box.stdin.flush()
-            time.sleep(0.5)
+            assert box.stdout.readline() == "read\n"
+            time.sleep(0.2)
         box.communicate("end\n")
     with seen.reader() as reader:
         facts = {f["path"]: f for _, f in reader.facts("file")}

@@ -108,6 +108,21 @@ def test_a_descriptor_that_comes_later_is_found_within_a_second(tmp_path: Path) 
     assert vendor.look(0, 26).processes == {PROCESS: 3 * 4608 * MIB}
 
 
+def test_a_process_that_was_let_go_is_looked_at_anew(tmp_path: Path) -> None:
+    """When its number comes back it may be another's."""
+    vendor = found("xe", tmp_path)
+    vendor.open()
+    assert vendor.look(0, 0).processes == {PROCESS: 4608 * MIB}
+    vendor.follow(frozenset())
+    assert vendor.look(0, 2).processes == {}
+    process = tmp_path / f"proc/{PROCESS}"
+    (process / "fd/22").symlink_to("/dev/dri/renderD128")
+    text = (process / "fdinfo/21").read_text()
+    (process / "fdinfo/22").write_text(text.replace("client-id:\t3", "client-id:\t22"))
+    vendor.follow(frozenset({PROCESS}))
+    assert vendor.look(0, 4).processes == {PROCESS: 2 * 4608 * MIB}
+
+
 def test_what_is_nvmls_and_what_cannot_render_is_left_alone(tmp_path: Path) -> None:
     unpack("gpu/xe", tmp_path)
     device = tmp_path / "sys/devices/pci0000:00/0000:04:00.0"

@@ -407,7 +407,22 @@ def test_dear_answers_are_asked_for_less_often() -> None:
         assert not pace.weigh(now - 1, round(spent))
         assert pace.weigh(now, round(spent)) == (number != 3)
         assert pace.stretch == stretch
-    assert [pace.turn(tick) for tick in range(5)] == [0, -1, 1, -1, 2]
+    assert [pace.turn(tick) for tick in range(4, 9)] == [3, -1, 4, -1, 5]
+
+
+@pytest.mark.parametrize("stretch", [1, 2])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_driver_that_misses_every_other_moment_is_asked_for_all(stretch: int, first: int) -> None:
+    pace = Pace(0)
+    pace.stretch = stretch
+    assert [pace.turn(tick) for tick in range(first, 12, 2)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_turns_go_on_where_all_is_asked_for_less_often() -> None:
+    pace = Pace(0)
+    assert [pace.turn(tick) for tick in range(100)][-1] == 99
+    pace.stretch = 4
+    assert [pace.turn(tick) for tick in range(100, 109)] == [100, *[-1] * 3, 101, *[-1] * 3, 102]
 
 
 @pytest.mark.parametrize("counted", [0, 1])

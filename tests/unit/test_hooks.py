@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from lab.matrix.kernels import hooks
+from ttftprof.kernel import libbpf, session
 from ttftprof.kernel.libbpf import BpfError
 from ttftprof.kernel.session import ProbeObject, ProbeSession, Settings
 from ttftprof.kernel.table import ON_ENTRY, PROBES, VARIANTS
@@ -134,3 +136,23 @@ def test_a_kprobe_serves_where_fentry_cannot_be_attached(monkeypatch: pytest.Mon
     session._attach_first([entry])
     assert session.states["faults"].state == "degraded"
     assert session.states["faults"].lost == "faults cannot be split by file"
+
+
+def test_a_tick_that_cannot_be_attached_leaves_no_descriptor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a CPU that came on it is tried again once a second."""
+    opened = []
+
+    def open_event(_cpu: int, _hz: int) -> int:
+        opened.append(os.open(os.devnull, os.O_RDONLY))
+        return opened[-1]
+
+    refusing = SimpleNamespace(bpf_program__attach_perf_event=lambda *_: None)
+    monkeypatch.setattr(libbpf, "open_clock_event", open_event)
+    monkeypatch.setattr(libbpf, "last_words", str)
+    monkeypatch.setattr(session, "library", lambda: refusing)
+    with pytest.raises(BpfError):
+        ProbeSession(Settings())._attach_tick(libbpf.Pointer(), 1)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened[0])

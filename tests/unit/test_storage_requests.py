@@ -124,6 +124,7 @@ def test_requests_past_the_cache_are_of_the_file_their_thread_read() -> None:
     of = {ino: traffic.requests(timeline.files[DEV, ino]) for ino in (A_GGUF, B_GGUF)}
     assert of[B_GGUF]["start_ns"].tolist() == [ns(11), ns(12)]
     assert of[A_GGUF]["start_ns"].tolist() == [ns(15), ns(31)]
+    assert {A_GGUF, B_GGUF} <= traffic.inodes
 
 
 moments = st.tuples(st.integers(0, 200), st.integers(1, 60))

@@ -590,9 +590,13 @@ class ProbeSession:
 
     def _attach_tick(self, program: Pointer, cpu: int) -> None:
         fd = libbpf.open_clock_event(cpu, self._tick_hz)
-        # The link owns the descriptor from here on.
-        link = libbpf.present("attach ticks", library().bpf_program__attach_perf_event(program, fd))
-        self._tick_fds[cpu] = fd
+        link = library().bpf_program__attach_perf_event(program, fd)
+        try:
+            link = libbpf.present("attach ticks", link)
+        except BpfError:
+            os.close(fd)  # it is tried again once a second
+            raise
+        self._tick_fds[cpu] = fd  # the link owns it from here on
         self._loaded.named_links[f"tick {cpu}"] = link
 
     def follow_cpus(self) -> None:

@@ -140,9 +140,11 @@ class Drm(Vendor):
         return Look(found, processes)
 
     def _users(self, device: int, turn: int) -> dict[int, Usage]:
-        slot = self._slots[device]
+        slot, tgids = self._slots[device], self._tgids
+        for gone in self._descriptors.keys() - tgids:
+            del self._descriptors[gone]  # its number may be another's next
         found = {}
-        for tgid in self._tgids:
+        for tgid in tgids:
             seen, names = self._descriptors.get(tgid, (-_USERS_KEPT, []))
             if turn - seen >= _USERS_KEPT:
                 seen, names = turn, drm_descriptors(self._proc, tgid)

@@ -150,11 +150,17 @@ class Pace:
     def __init__(self, now_ns: int) -> None:
         self._weighed_ns = now_ns
         self._spent_ns = 0  # until then
+        self._due_tick = self._turns = 0
         self.stretch = 1
 
     def turn(self, tick: int) -> int:
-        """The number of this look among those at all; -1 if it is none."""
-        return -1 if tick % self.stretch else tick // self.stretch
+        """The number of this look among those at all; -1 if it is none. Counted: were it the
+        moment's, a driver that misses every other moment would be asked for half of all only."""
+        if tick < self._due_tick:
+            return -1
+        self._due_tick = (tick // self.stretch + 1) * self.stretch
+        self._turns += 1
+        return self._turns - 1
 
     def weigh(self, now_ns: int, spent_ns: int) -> bool:
         """Twice a second, by all the CPU time so far, what sampling costs; whether the pace
