@@ -176,8 +176,13 @@ def test_a_process_is_told_when_it_changes_and_when_it_is_gone(state: State) -> 
     assert rows[["tgid", "used_bytes"]].tolist() == [(7, MIB), (7, 2 * MIB), (7, 0)]
 
 
-def test_while_memory_changes_the_state_is_asked_for_whatever_the_pace(state: State) -> None:
-    """At looks that a slow pace leaves to memory: each fifth, and none once it rests."""
+@pytest.mark.parametrize("refused", ["", "nvmlDeviceGetPerformanceState"])
+def test_while_memory_changes_the_state_is_asked_for_whatever_the_pace(
+    state: State, refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At looks that a slow pace leaves to memory: each fifth, and none once it rests; also where
+    the driver does not tell all of it."""
+    monkeypatch.setenv("FAKE_GPU_REFUSES", refused)
     sampler = opened()
     schedule = Schedule(now_ns(), gpu.PERIOD_NS)
     for number in range(20):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from ttftprof.cli.storage import command
 from ttftprof.errors import Unsupported
+from ttftprof.recorder import Recorder
 from ttftprof.sources.mounts import Mount, parse_mountinfo
 from ttftprof.sources.overlay import overlay_folders, split_folders
 from ttftprof.stack import (
@@ -228,6 +231,16 @@ def test_a_recording_keeps_the_largest_request_of_a_disk(machine: System) -> Non
 
 def test_without_proc_nothing_is_kept(tmp_path: Path) -> None:
     assert path_facts("/m", 7, System(tmp_path, tmp_path)) == {}
+
+
+def test_what_lies_under_a_file_is_not_taken_for_unknown_because_a_process_is_gone() -> None:
+    """A file on the same mount may be of one that lives."""
+    ours = SimpleNamespace(_stacks={}, _fstypes=set())
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    facts = [Recorder._path_facts(ours, 1, None, "/", pid) for pid in (gone.pid, os.getpid())]  # type: ignore[arg-type]
+    assert facts[0] == {}
+    assert facts[1]["layers"]
 
 
 @on("virtiofs")

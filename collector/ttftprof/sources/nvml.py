@@ -217,16 +217,14 @@ class Nvml(Vendor):
         memory = self._memory(target)
         if memory is not None:
             found["used_bytes"] = int(memory.used)
-        if turn >= 0 and turn % 2:
-            self._state(target, found)
-        elif turn >= 0:
+        if turn >= 0 and turn % 2 == 0:
             self._busy(target, found)
             self._traffic(target, found)
         is_moving = self._is_moving(device, found.get("used_bytes"))
-        since = self._stated.get(device, 0) + 1
-        if is_moving and since >= _STATE_EVERY:
+        self._stated[device] = since = self._stated.get(device, 0) + 1
+        if (turn >= 0 and turn % 2) or (is_moving and since >= _STATE_EVERY):
             self._state(target, found)
-        self._stated[device] = 0 if "pstate" in found else since
+            self._stated[device] = 0
         by_now = turn >= 0 and turn % _PROCESSES_EVERY == 0
         if is_moving or by_now:
             return Look(found, self._processes(target, by_now))
