@@ -133,7 +133,10 @@ def measure(
 def summed(work: str, tool: str, done: Sequence[tuple[dict[str, Watched], Attached]]) -> Measured:
     own, took = [pairs[work] for pairs, _ in done], [attached for _, attached in done]
     ratios = [one.watched_ns / one.bare_ns for one in own]
-    low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    quartiles = (
+        statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+    )
+    low, _, high = quartiles
     return Measured(
         workload=work,
         tool=tool,
