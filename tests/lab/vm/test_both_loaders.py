@@ -136,11 +136,12 @@ def test_a_reading_gives_the_same_facts(name: str, seen: dict[str, Seen]) -> Non
 
 
 @pytest.mark.parametrize("loader", BY_LOADER)
-@pytest.mark.parametrize("name", ["nfs42-map", "nfs42-small", "few-read"])
+@pytest.mark.parametrize("name", ["nfs42-map", "nfs42-small"])
 def test_either_names_the_file_that_threads_wait_for(
     name: str, loader: str, seen: dict[str, Seen]
 ) -> None:
-    """A server answers each of a hundred requests."""
+    """A server answers each of a hundred requests; one that is asked once may be sooner than any
+    wait that is kept."""
     assert seen[loader].steps[name].waited_ns > 0
 
 
