@@ -6,10 +6,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 
@@ -22,6 +23,34 @@ from workloads.scripted import go, heard, scripted
 SCHEMA = jsonschema.Draft202012Validator(schema())
 ARMED_TIMEOUT_S = 20
 STOP_TIMEOUT_S = 20
+RUN_TIMEOUT_S = 30
+
+
+def run_to_end(
+    command: Sequence[str],
+    cwd: Path,
+    *,
+    user: int | None = None,
+    env: Mapping[str, str] | None = None,
+    before: Callable[[], Any] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """A command of ours that ends by itself, whatever befalls it, and never with a traceback.
+    `user`: who runs it, in that group alone; `before`: called in its process."""
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        user=user,
+        group=user,
+        extra_groups=None if user is None else [],
+        env=env,
+        preexec_fn=before,
+        capture_output=True,
+        text=True,
+        timeout=RUN_TIMEOUT_S,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
 
 
 class RecorderFailed(AssertionError):

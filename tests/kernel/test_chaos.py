@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from kernel.support import recording, start_recording
+from kernel.support import recording, run_to_end, start_recording
 from ttftprof.analysis import analyse
 from ttftprof.kernel import session
 from ttftprof.kernel.session import ProbeSession, Settings
@@ -42,17 +42,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """`ttftprof ARGUMENTS` in a process where `before` was called, or by a `program` of Python."""
     command = [sys.executable, "-c", program] if program else TTFTPROF
-    done = subprocess.run(
-        [*command, *arguments],
-        cwd=cwd,
-        preexec_fn=before,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return done
+    return run_to_end([*command, *arguments], cwd, before=before)
 
 
 # -- who may not ------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ import psutil
 import pytest
 
 from conftest import unsupported
-from kernel.support import Recording, recording, start_recording
+from kernel.support import Recording, recording, run_to_end, start_recording
 from ttftprof.cli.record import Gate
 from ttftprof.events import Kind, Records
 from ttftprof.recording import Reader
@@ -55,20 +55,8 @@ class Outcome:
 
 def record(*arguments: str, cwd: Path, user: int | None = None, env: Any = None) -> Outcome:
     """Runs `ttftprof record` in `cwd` to its end."""
-    done = subprocess.run(
-        [sys.executable, "-m", "ttftprof", "record", *arguments],
-        cwd=cwd,
-        user=user,
-        group=user,
-        extra_groups=None if user is None else [],
-        env=env,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert "Traceback" not in done.stderr, done.stderr
+    command = [sys.executable, "-m", "ttftprof", "record", *arguments]
+    done = run_to_end(command, cwd, user=user, env=env)
     return Outcome(done.returncode, done.stderr)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from kernel.stalls import watch_for_stalls
-from kernel.support import Recording, start_recording
+from kernel.support import Recording, run_to_end, start_recording
 from ttftprof.analysis import analyse
 from ttftprof.model import Report
 from workloads.scenarios import run_scenario
@@ -27,7 +27,6 @@ from workloads.server import pick_port
 pytestmark = pytest.mark.kernel
 
 NOBODY = 65534
-TIMEOUT_S = 30
 LOOKS = ("--loader", "proc")
 # Both edges of a phase are known to a look, and the looker shares two cores with what it looks at.
 LOOK_ERROR_NS = 2 * 20_000_000 + 40_000_000
@@ -97,19 +96,7 @@ def record(
     *arguments: str, cwd: Path, under: Sequence[str] = (), user: int | None = None
 ) -> subprocess.CompletedProcess[str]:
     command = [*under, sys.executable, "-m", "ttftprof", "record", "-q", "-o", "a.ttft"]
-    done = subprocess.run(
-        [*command, *arguments],
-        cwd=cwd,
-        user=user,
-        group=user,
-        extra_groups=None if user is None else [],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return done
+    return run_to_end([*command, *arguments], cwd, user=user)
 
 
 COMMAND = """

@@ -26,6 +26,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lab import (
     bench_armed,
     bench_client,
@@ -133,10 +135,7 @@ def measure(
 def summed(work: str, tool: str, done: Sequence[tuple[dict[str, Watched], Attached]]) -> Measured:
     own, took = [pairs[work] for pairs, _ in done], [attached for _, attached in done]
     ratios = [one.watched_ns / one.bare_ns for one in own]
-    quartiles = (
-        statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
-    )
-    low, _, high = quartiles
+    low, high = np.quantile(ratios, [0.25, 0.75]).tolist()
     return Measured(
         workload=work,
         tool=tool,

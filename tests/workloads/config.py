@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from dataclasses import asdict, dataclass
@@ -67,6 +68,20 @@ class ServerConfig:
     def program(self, name: str) -> str:
         """What a command line of an engine begins with."""
         return f"{self.programs}/{name}" if self.programs else sys.executable
+
+
+def server_options(program: str, *, needs_host: bool = True) -> argparse.Namespace:
+    """What a front gives a server it starts: `config`, `alias`, `host`, `port` and `routed`. What
+    llama-server would take the others for is in the configuration already."""
+    parser = argparse.ArgumentParser(prog=program)
+    parser.add_argument("--config", required=True, type=Path)
+    parser.add_argument("--alias", required=True)
+    parser.add_argument("--host", required=needs_host)
+    parser.add_argument("--port", required=True, type=int)
+    parser.add_argument("--routed", action="store_true")
+    for name in ("--model", "-c", "-np"):
+        parser.add_argument(name)
+    return parser.parse_args()
 
 
 def save_config(config: ServerConfig, path: Path) -> None:

@@ -30,7 +30,7 @@ from typing import Any
 from . import wire
 from .config import ServerConfig, load_config
 from .logs import Log
-from .oneself import on_sigterm
+from .oneself import end_of_input, on_sigterm
 from .truth import TruthWriter
 from .wire import now_ns
 
@@ -250,8 +250,7 @@ class Front:
             target=wire.accept_each, args=(listener, self._connection), daemon=True
         ).start()
         print(json.dumps({"listening": listener.getsockname()[1]}), flush=True)
-        while os.read(0, 4096):  # ends with whoever started this server
-            pass
+        end_of_input()  # ends with whoever started this server
         self._leave()
 
     def _leave(self) -> None:

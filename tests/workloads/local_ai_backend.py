@@ -6,19 +6,17 @@ at once, loads when it is told to, and streams tokens; the lines it logs are lla
 
 from __future__ import annotations
 
-import argparse
 import os
 import socket
 import threading
-from pathlib import Path
 from typing import Any
 
 from . import wire
-from .config import ServerConfig, load_config
+from .config import ServerConfig, load_config, server_options
 from .engine import Engine
 from .grpc import Channel, Message
 from .logs import Log
-from .oneself import on_sigterm, own_counters
+from .oneself import end_of_input, on_sigterm, own_counters
 from .truth import TruthWriter
 from .wire import now_ns
 
@@ -37,8 +35,7 @@ class Backend:
         listener = wire.listen(host, port)
         arguments = (listener, self._connection)
         threading.Thread(target=wire.accept_each, args=arguments, daemon=True).start()
-        while os.read(0, 4096):
-            pass
+        end_of_input()
         os._exit(0)
 
     def _connection(self, connection: socket.socket) -> None:
@@ -108,15 +105,7 @@ class Backend:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="workloads.local_ai_backend")
-    parser.add_argument("--config", required=True, type=Path)
-    parser.add_argument("--alias", required=True)
-    parser.add_argument("--host", required=True)
-    parser.add_argument("--port", required=True, type=int)
-    parser.add_argument("--routed", action="store_true")
-    for name in ("--model", "-c", "-np"):
-        parser.add_argument(name)
-    options = parser.parse_args()
+    options = server_options("workloads.local_ai_backend")
     Backend(load_config(options.config), options.alias).run(options.host, options.port)
 
 

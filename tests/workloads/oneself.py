@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import resource
 import signal
 import threading
@@ -23,6 +24,12 @@ def on_sigterm(act: Callable[[], None]) -> None:
         act()
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+def end_of_input() -> None:
+    """Waits for the end of stdin, which comes when whoever started this process has ended."""
+    while os.read(0, 4096):
+        pass
 
 
 def share_signals() -> None:

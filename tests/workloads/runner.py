@@ -11,7 +11,6 @@ runner outlives the process that started it, however that one died.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -19,14 +18,13 @@ import queue
 import socket
 import threading
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from . import wire
-from .config import ModelConfig, ServerConfig, load_config
+from .config import ModelConfig, ServerConfig, load_config, server_options
 from .engine import Engine
 from .logs import Log
-from .oneself import on_sigterm, own_counters
+from .oneself import end_of_input, on_sigterm, own_counters
 from .truth import TruthWriter
 from .wire import now_ns
 
@@ -357,24 +355,14 @@ def _thread(target: Any, *arguments: Any) -> threading.Thread:
 
 def _exit_when_stdin_ends() -> None:
     def watch() -> None:
-        while os.read(0, 4096):
-            pass
+        end_of_input()
         os._exit(0)
 
     _thread(watch)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="workloads.runner")
-    parser.add_argument("--config", required=True, type=Path)
-    parser.add_argument("--alias", required=True)
-    parser.add_argument("--host")
-    parser.add_argument("--port", required=True, type=int)
-    # What llama-server would take them for is in the configuration already.
-    for name in ("--model", "-c", "-np"):
-        parser.add_argument(name)
-    parser.add_argument("--routed", action="store_true")
-    options = parser.parse_args()
+    options = server_options("workloads.runner", needs_host=False)
     config = load_config(options.config)
     runner = Runner(config, options.alias, routed=options.routed)
     runner.run(options.host or config.host, options.port)

@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 from typing import IO
 
-from .config import ServerConfig, load_config
-from .oneself import on_sigterm
+from .config import ServerConfig, load_config, server_options
+from .oneself import end_of_input, on_sigterm
 
 LOOK_S = 0.1
 LAUNCHER = "text_generation_launcher"
@@ -126,21 +126,12 @@ class Launcher:
 
     def _end_with_the_front(self) -> None:
         """As does what this process started, whose stdin ends with it."""
-        while os.read(0, 4096):
-            pass
+        end_of_input()
         os._exit(0)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="workloads.tgi")
-    parser.add_argument("--config", required=True, type=Path)
-    parser.add_argument("--alias", required=True)
-    parser.add_argument("--host", required=True)
-    parser.add_argument("--port", required=True, type=int)
-    parser.add_argument("--routed", action="store_true")
-    for name in ("--model", "-c", "-np"):
-        parser.add_argument(name)
-    options = parser.parse_args()
+    options = server_options("workloads.tgi")
     os.dup2(2, 1)  # its log goes to stdout, of which the workload's fronts keep nothing
     Launcher(load_config(options.config), options.config, options).run()
 

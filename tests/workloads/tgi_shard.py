@@ -19,7 +19,7 @@ from . import wire
 from .config import ServerConfig, load_config
 from .engine import Engine
 from .grpc import Channel, Message
-from .oneself import own_counters, share_signals
+from .oneself import end_of_input, own_counters, share_signals
 
 
 class Shard:
@@ -40,8 +40,7 @@ class Shard:
         say(f"Server started at unix://{path}")
         arguments = (listener, self._connection)
         threading.Thread(target=wire.accept_each, args=arguments, daemon=True).start()
-        while os.read(0, 4096):
-            pass
+        end_of_input()
         os._exit(0)
 
     def _connection(self, connection: socket.socket) -> None:

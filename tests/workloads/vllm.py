@@ -9,7 +9,6 @@ are the core's: `vllm_core`, and with tensor parallelism its workers'.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import multiprocessing
@@ -22,9 +21,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from . import wire
-from .config import ServerConfig, load_config
+from .config import ServerConfig, load_config, server_options
 from .logs import Log
-from .oneself import on_sigterm
+from .oneself import end_of_input, on_sigterm
 from .truth import TruthWriter
 from .vllm_core import core_main
 from .wire import now_ns
@@ -137,8 +136,7 @@ class ApiServer:
             target=wire.accept_each, args=(listener, self._connection), daemon=True
         ).start()
         self._become_ready(accepts_ns)
-        while os.read(0, 4096):
-            pass
+        end_of_input()
         self._leave()
 
     def _say_up(self) -> None:
@@ -243,15 +241,7 @@ def text(body: str) -> bytes:
 
 
 def main(kind: type[ApiServer] = ApiServer) -> None:
-    parser = argparse.ArgumentParser(prog=kind.__name__)
-    parser.add_argument("--config", required=True, type=Path)
-    parser.add_argument("--alias", required=True)
-    parser.add_argument("--host", required=True)
-    parser.add_argument("--port", required=True, type=int)
-    parser.add_argument("--routed", action="store_true")
-    for name in ("--model", "-c", "-np"):
-        parser.add_argument(name)
-    options = parser.parse_args()
+    options = server_options(kind.__name__)
     config = load_config(options.config)
     server = kind(config, options.config, options.alias, routed=options.routed)
     server.run(options.host, options.port)
