@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -42,19 +43,45 @@ from ttftprof.recording import Reader
 from ttftprof.timeline import Exchange, FileFacts, Timeline, build
 from ttftprof.tracks import tracks_of
 
+Choice = Callable[[Timeline, Sequence[Served], Sequence[str]], Iterable[int]]
+"""The places of the requests, of which also the ids are given, that a report has to conclude."""
 
-def analyse(path: Path, drawn: bool = True) -> Report:
-    """Everything a recording says; `drawn`: with the tracks that only drawings show. Raises
-    `RecordingError` if it cannot be read."""
+
+def every(_: Timeline, everyone: Sequence[Served], __: Sequence[str]) -> Iterable[int]:
+    return range(len(everyone))
+
+
+def slowest(number: int) -> Choice:
+    """The requests that waited longest; before them none that was refused without any text."""
+
+    def choice(timeline: Timeline, everyone: Sequence[Served], _: Sequence[str]) -> Iterable[int]:
+        def urgency(place: int) -> tuple[bool, int]:
+            served = everyone[place]
+            return _is_refused(served), -phases.waited_ns(timeline, served)
+
+        return sorted(range(len(everyone)), key=urgency)[:number]
+
+    return choice
+
+
+def only(identity: str) -> Choice:
+    """The request with this id, if there is one."""
+    return lambda _, __, ids: [place for place, known in enumerate(ids) if known == identity]
+
+
+def analyse(path: Path, drawn: bool = True, choice: Choice = every) -> Report:
+    """Everything a recording says; `drawn`: with the tracks that only drawings show; `choice`: of
+    other requests it is only told who sent them and when. Raises `RecordingError` if it cannot be
+    read."""
     with Reader(path) as reader:
         timeline = build(reader)
-    return conclude(timeline, path, drawn)
+    return conclude(timeline, path, drawn, choice)
 
 
-def conclude(timeline: Timeline, path: Path, drawn: bool = True) -> Report:
+def conclude(timeline: Timeline, path: Path, drawn: bool = True, choice: Choice = every) -> Report:
     """The report on a timeline; `path` is only named in it."""
     meta = timeline.meta
-    requests = tuple(request for _, request in concluded(timeline))
+    requests = _Requests(timeline).told(choice)
     clock = meta.get("clock") or {}
     return Report(
         tool=dict(meta.get("tool") or {}),
@@ -102,39 +129,118 @@ def concluded(
     `wanted` chooses among them; `known` are other requests, concluded before, that these may be
     held against.
     """
-    everyone = phases.requests_of(timeline)
-    chosen = [
-        (identity, served)
-        for identity, served in zip(_identities(everyone), everyone, strict=True)
-        if wanted(served)
-    ]
-    found = [_request(timeline, served, everyone, identity) for identity, served in chosen]
-    beside = [*known, *(request for request, _ in found)]
-    return [
-        (served, _judged(timeline, request, beside, served.server, also))
-        for (request, also), (_, served) in zip(found, chosen, strict=True)
-    ]
+    requests = _Requests(timeline, wanted, known)
+    return [(requests.everyone[place], requests.judged(place)) for place in requests.wanted]
+
+
+class _Requests:
+    """The requests of a timeline, each concluded once and not before it is needed: a report that
+    shows the slowest of thousands concludes these and what they are held against."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        wanted: Callable[[Served], bool] = lambda _: True,
+        known: Sequence[Request] = (),
+    ) -> None:
+        self._timeline, self._known = timeline, known
+        self.everyone = phases.requests_of(timeline)
+        self.wanted = [place for place, served in enumerate(self.everyone) if wanted(served)]
+        self._ids = _identities(self.everyone)
+        self._found: dict[int, tuple[Request, Circumstances]] = {}
+
+    def told(self, choice: Choice) -> tuple[Request, ...]:
+        """All of them, those that are not chosen in outline."""
+        chosen = set(choice(self._timeline, self.everyone, self._ids))
+        return tuple(
+            self.judged(place) if place in chosen else _outline(self._timeline, served, identity)
+            for place, (served, identity) in enumerate(zip(self.everyone, self._ids, strict=True))
+        )
+
+    def judged(self, place: int) -> Request:
+        request, known = self._conclusion(place)
+        baseline = self._baseline(request)
+        return _judged(self._timeline, request, baseline, self.everyone[place].server, known)
+
+    def _conclusion(self, place: int) -> tuple[Request, Circumstances]:
+        if place not in self._found:
+            served, identity = self.everyone[place], self._ids[place]
+            self._found[place] = _request(self._timeline, served, self.everyone, identity)
+        return self._found[place]
+
+    def _baseline(self, request: Request) -> Request | None:
+        """The quickest that found its model resident, with about the same prompt."""
+        if not request.switched:
+            return None
+        known = [r for r in self._known if _is_baseline(r, request)]
+        fitting = (
+            found
+            for place in self._quickest
+            if self._may_be_baseline(self.everyone[place], request)
+            and _is_baseline(found := self._conclusion(place)[0], request)
+        )
+        both = [*known, *([first] if (first := next(fitting, None)) else [])]
+        return min(both, key=lambda r: r.ttft_ns or 0, default=None)
+
+    @cached_property
+    def _quickest(self) -> list[int]:
+        """The wanted ones, the quickest first."""
+        return sorted(self.wanted, key=lambda n: phases.waited_ns(self._timeline, self.everyone[n]))
+
+    def _may_be_baseline(self, served: Served, request: Request) -> bool:
+        """As far as it can be told without concluding it."""
+        return (
+            _is_answered_like(request, served.front.outcome, served.last_hop.prompt_tokens)
+            and served.front.first_token_ns is not None
+            and not phases.is_switch(self._timeline, served)
+        )
 
 
 def _identities(everyone: Sequence[Served]) -> list[str]:
     """Numbers in order of time; those that got an error and no text, which reports leave out, come
     after all others, so that the numbers shown do not jump."""
-    refused = [
-        served.front.outcome == "error" and served.front.first_token_ns is None
-        for served in everyone
-    ]
-    order = sorted(range(len(everyone)), key=refused.__getitem__)
+    order = sorted(range(len(everyone)), key=lambda place: _is_refused(everyone[place]))
     numbers = {index: number for number, index in enumerate(order, 1)}
     return [str(numbers[index]) for index in range(len(everyone))]
+
+
+def _is_refused(served: Served) -> bool:
+    return served.front.outcome == "error" and served.front.first_token_ns is None
 
 
 _UNJUDGED = Verdict("unknown", None, None, "low", "")
 
 
+def _outline(timeline: Timeline, served: Served, identity: str) -> Request:
+    """Who asked and when, and what came of it."""
+    front, mine = served.front, served.last_hop
+    return Request(
+        id=identity,
+        engine=_engine(timeline, served),
+        model=front.model or mine.model,
+        endpoint=front.endpoint,
+        streamed=front.streamed,
+        outcome=front.outcome,
+        start_ns=front.start_ns,
+        first_token_ns=front.first_token_ns,
+        end_ns=front.end_ns,
+        switched=False,
+        residency_before=None,
+        prompt_tokens=mine.prompt_tokens,
+        cached_tokens=mine.cached_tokens,
+        phases=(),
+        activities=Activities.none(),
+        files=(),
+        mounts=(),
+        gpu=(),
+        verdict=_UNJUDGED,
+    )
+
+
 def _request(
     timeline: Timeline, served: Served, everyone: Sequence[Served], identity: str
 ) -> tuple[Request, Circumstances]:
-    front, mine = served.front, served.last_hop
+    front = served.front
     parts = phases.partition(timeline, served, everyone)
     critical = phases.critical_processes(timeline, served, parts)
     start = phases.start_up(timeline, served)
@@ -148,26 +254,15 @@ def _request(
     members = {served.server} | (start.members if start else set())
     files = storage.files_of(timeline, start, members, front.start_ns, end_ns, parts)
     weights = first_weights(files)
-    request = Request(
-        id=identity,
-        engine=_engine(timeline, served),
-        model=front.model or mine.model,
-        endpoint=front.endpoint,
-        streamed=front.streamed,
-        outcome=front.outcome,
-        start_ns=front.start_ns,
-        first_token_ns=front.first_token_ns,
-        end_ns=front.end_ns,
+    request = replace(
+        _outline(timeline, served, identity),
         switched=phases.is_switch(timeline, served),
         residency_before=weights.residency_before if weights else None,
-        prompt_tokens=mine.prompt_tokens,
-        cached_tokens=mine.cached_tokens,
         phases=parts,
         activities=activities,
         files=tuple(files),
         mounts=tuple(storage.mounts_of(timeline, files, front.start_ns, end_ns)),
         gpu=tuple(gpu.uses_of(timeline, served.server, front.start_ns, end_ns)),
-        verdict=_UNJUDGED,
         notes=(
             *_request_notes(timeline, served),
             *circumstances.notes_of(known),
@@ -188,7 +283,7 @@ def starts(timeline: Timeline) -> list[tuple[Started, Request]]:
             _judged(
                 timeline,
                 _start(timeline, started, f"start {number}"),
-                (),
+                None,
                 started.start.process.tgid,
                 circumstances.of_start(timeline, started),
             ),
@@ -282,7 +377,7 @@ def _ended_before(timeline: Timeline, exchange: Exchange) -> bool:
 def _judged(
     timeline: Timeline,
     request: Request,
-    everyone: Sequence[Request],
+    baseline: Request | None,
     server: int,
     known: Circumstances,
 ) -> Request:
@@ -305,23 +400,22 @@ def _judged(
         python=request.python,
         until="to the first token" if request.endpoint else "until it could serve",
     )
-    return replace(request, verdict=diagnosis.judge(facts, _baseline(request, everyone)))
+    return replace(request, verdict=diagnosis.judge(facts, baseline))
 
 
-def _baseline(request: Request, everyone: Sequence[Request]) -> Request | None:
-    """A request of the same recording that found its model resident, with about the same prompt."""
-    if not request.switched:
-        return None
-    fitting = [
-        r
-        for r in everyone
-        if not r.switched
-        and r.ttft_ns is not None
-        and r.outcome == "ok"
-        and not any(p.phase == "queue" and p.duration_ns > diagnosis.NOISE_NS for p in r.phases)
-        and _alike(r.prompt_tokens, request.prompt_tokens)
-    ]
-    return min(fitting, key=lambda r: r.ttft_ns or 0, default=None)
+def _is_baseline(one: Request, request: Request) -> bool:
+    """Whether a request found its model resident and waited for nobody, with about the prompt of
+    one that did not."""
+    return (
+        not one.switched
+        and one.ttft_ns is not None
+        and _is_answered_like(request, one.outcome, one.prompt_tokens)
+        and not any(p.phase == "queue" and p.duration_ns > diagnosis.NOISE_NS for p in one.phases)
+    )
+
+
+def _is_answered_like(request: Request, outcome: str, prompt_tokens: int | None) -> bool:
+    return outcome == "ok" and _alike(prompt_tokens, request.prompt_tokens)
 
 
 def _alike(one: int | None, other: int | None) -> bool:

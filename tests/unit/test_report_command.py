@@ -34,7 +34,9 @@ REPORTS = {
 @pytest.fixture
 def recordings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of files that the analysis reads as the samples of their names."""
-    monkeypatch.setattr("ttftprof.analysis.analyse", lambda path, drawn: REPORTS[path.stem]())
+    monkeypatch.setattr(
+        "ttftprof.analysis.analyse", lambda path, drawn, choice: REPORTS[path.stem]()
+    )
     monkeypatch.delenv("NO_COLOR", raising=False)
     for name in REPORTS:
         (tmp_path / f"{name}.ttft").touch()
@@ -180,7 +182,7 @@ sys.path.insert(0, {tests!r})
 import ttftprof.analysis
 from ttftprof.cli import main
 from unit import report_samples
-ttftprof.analysis.analyse = lambda path, drawn: report_samples.many(500)
+ttftprof.analysis.analyse = lambda path, drawn, choice: report_samples.many(500)
 main(["report", "--all", {path!r}])
 """
 

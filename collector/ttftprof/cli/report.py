@@ -112,7 +112,8 @@ def command(
     else:
         from ttftprof.reports import terminal
 
-        reports = _only([_analysed(path) for path in files], request_id)
+        most = None if everything else terminal.MOST_SHOWN
+        reports = _only([_analysed(path, request_id, most=most) for path in files], request_id)
         terminal.write(
             reports,
             out,
@@ -142,23 +143,29 @@ def _write_json(files: Sequence[Path], request_id: str | None, out: TextIO) -> N
         for path in files:
             json.write(_analysed(path), out)
         return
-    for report in _only([_analysed(path) for path in files], request_id):
+    for report in _only([_analysed(path, request_id) for path in files], request_id):
         json.write(report, out)
 
 
 def _write_html(files: Sequence[Path], request_id: str | None, page: Path) -> None:
     from ttftprof.reports import html
 
-    reports = _only([_analysed(path, drawn=True) for path in files], request_id)
+    reports = _only([_analysed(path, request_id, drawn=True) for path in files], request_id)
     with output.text_file(page) as out:
         html.write(reports, out)
     output.say_written(page)
 
 
-def _analysed(path: Path, drawn: bool = False) -> Report:
+def _analysed(
+    path: Path, request_id: str | None = None, *, drawn: bool = False, most: int | None = None
+) -> Report:
+    """With all that is shown concluded: one request, the `most` that waited longest, or all."""
     from ttftprof import analysis
 
-    return analysis.analyse(path, drawn)
+    choice = analysis.every if most is None else analysis.slowest(most)
+    return analysis.analyse(
+        path, drawn, choice if request_id is None else analysis.only(request_id)
+    )
 
 
 def _only(reports: list[Report], request_id: str | None) -> list[Report]:

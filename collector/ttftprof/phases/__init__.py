@@ -39,6 +39,7 @@ __all__ = [
     "requests_of",
     "start_up",
     "starts_of",
+    "waited_ns",
     "with_naps",
 ]
 
@@ -77,8 +78,8 @@ def _who_makes_room(timeline: Timeline, served: Served, start: StartUp | None) -
 def partition(timeline: Timeline, served: Served, everyone: Sequence[Served]) -> tuple[Phase, ...]:
     """The phases of one request. Sum of durations = the interval, to the nanosecond."""
     front = served.front
-    end_ns = front.first_token_ns or min(front.end_ns or timeline.end_ns, timeline.end_ns)
-    cutter = Cutter(front.start_ns, max(end_ns, front.start_ns), timeline.is_probed)
+    end_ns = front.start_ns + waited_ns(timeline, served)
+    cutter = Cutter(front.start_ns, end_ns, timeline.is_probed)
     start = start_up(timeline, served)
     answered = front.first_token_ns is not None
     if served.cut_off and start is not None:
@@ -93,6 +94,13 @@ def partition(timeline: Timeline, served: Served, everyone: Sequence[Served]) ->
         cutter.until("queue", never_reached(served, everyone))
     cutter.rest("unexplained", INFERRED, Evidence("analysis", "nothing observed says what it was"))
     return tuple(cutter.phases)
+
+
+def waited_ns(timeline: Timeline, served: Served) -> int:
+    """How long the client waited for its first token, perhaps in vain."""
+    front = served.front
+    end_ns = front.first_token_ns or min(front.end_ns or timeline.end_ns, timeline.end_ns)
+    return max(end_ns - front.start_ns, 0)
 
 
 def _was_served(timeline: Timeline, served: Served) -> bool:

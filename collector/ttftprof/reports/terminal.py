@@ -27,6 +27,7 @@ from ttftprof.reports.safe import clip_middle, plain
 _DETAILED_WITHOUT_CHOICE = 5
 _DETAILED_OF_MANY = 3
 _OVERVIEW_ROWS = 40
+MOST_SHOWN = _OVERVIEW_ROWS  # of the requests of a recording, unless every one is asked for
 _FILE_ROWS = 8
 _MODEL_WIDTH = 48
 _SHOWN_AS_ACTIVITY = frozenset({"storage", "fault", "copy", "transfer"})
