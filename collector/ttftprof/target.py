@@ -70,8 +70,11 @@ def _target(roots: Iterable[int], how: str, outlives: bool = False, cgroup: str 
 
 
 def _without_children(pids: set[int]) -> set[int]:
-    """Of processes that descend from each other, the topmost."""
-    return {p for p in pids if not pids & _ancestors(p)}
+    """Of processes that descend from each other, the topmost. Whose parent is not known any more
+    has ended meanwhile, as children do all the time."""
+    above = {pid: _ancestors(pid) for pid in pids}
+    there = {pid for pid, ancestors in above.items() if ancestors or pid == 1} or pids
+    return {pid for pid in there if not pids & above[pid]}
 
 
 def _ancestors(pid: int) -> set[int]:

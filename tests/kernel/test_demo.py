@@ -35,6 +35,7 @@ def test_the_demo_shows_three_requests_and_where_their_time_went(tmp_path: Path)
     assert done.returncode == 0, done.stderr
     clients = dict(re.findall(r"(\w+): first token after (\d+) ms", done.stderr))
     requests: dict[str, Request] = {}
+    late_ms = []
     for stem in STEMS:
         assert f"\n{stem} · llama.cpp" in done.stdout
         report = analyse(tmp_path / f"{stem}.ttft")
@@ -43,10 +44,13 @@ def test_the_demo_shows_three_requests_and_where_their_time_went(tmp_path: Path)
         (requests[stem],) = report.requests
         ttft_ns = requests[stem].ttft_ns
         assert ttft_ns == sum(p.duration_ns for p in requests[stem].phases)
-        assert ttft_ns / 1e6 == pytest.approx(int(clients[stem]), abs=CLIENT_ERROR_MS)
+        late_ms.append(int(clients[stem]) - ttft_ns / 1e6)
+    assert min(late_ms) > -1  # a server has sent before its client has received
+    assert min(late_ms) <= CLIENT_ERROR_MS  # who may have to wait for a core
     cold, reswitch, warm = (requests[stem] for stem in STEMS)
     size = (MODELS / f"{cold.model}.gguf").stat().st_size
     assert weights(cold).bytes_from_storage == pytest.approx(size, rel=0.01)
     assert weights(reswitch).bytes_from_storage == 0
-    assert cold.phase_totals()["load"] > reswitch.phase_totals()["load"]
+    assert cold.phase_activity()["load"]["storage_wait"] > 0
+    assert "storage_wait" not in reswitch.phase_activity()["load"]
     assert "load" not in warm.phase_totals()

@@ -34,7 +34,7 @@ class Figures:
 
     own_ns: float
     ours: Phase
-    stalled_ns: int  # the longest that a core stood still meanwhile
+    stalled_ns: int  # the longest that a core stood still meanwhile, or a thread ready for one
 
     @property
     def agree(self) -> bool:
@@ -46,6 +46,7 @@ class Figures:
 class Loaded:
     """What waited for the load, what was answered by it, and what the server's log held."""
 
+    seen: Recording
     load: Request
     answer: Request
     reply: Reply
@@ -60,7 +61,9 @@ class Loaded:
 
     def _figures(self, request: Request, phase: str, own_ns: float) -> Figures:
         (ours,) = (p for p in request.phases if p.phase == phase)
-        return Figures(own_ns, ours, self.stalls.longest_ns(ours.start_ns, ours.end_ns))
+        span = ours.start_ns, ours.end_ns
+        stalled_ns = max(self.stalls.longest_ns(*span), 2 * self.seen.longest_ready_ns(*span))
+        return Figures(own_ns, ours, stalled_ns)
 
 
 def logged_ns(log: str) -> int:
@@ -152,4 +155,4 @@ def loaded(
     report = seen.report()
     answer = next(r for r in report.requests if r.first_token_ns is not None and r.model == "big")
     load = next((s for s in report.starts if s.model == "big.gguf"), answer)
-    return Loaded(load, answer, reply, path.with_suffix(".log").read_text(), stalls)
+    return Loaded(seen, load, answer, reply, path.with_suffix(".log").read_text(), stalls)

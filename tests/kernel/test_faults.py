@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.kernel
 
 NOBODY = 65534
 MIB = 1 << 20
-TIMEOUT_S = 30
+TIMEOUT_S = 60  # what a busy machine may take; only what hangs takes longer
 MAX_RSS_BYTES = 100 * MIB
 SMALL_RING_KB = 4
 
@@ -393,7 +393,9 @@ def test_the_duration_counts(tmp_path: Path, sleeper: Process) -> None:
 
 def test_kill_9_leaves_a_recording_and_no_probe(tmp_path: Path, busy: Process) -> None:
     seen = start_recording(tmp_path / "a.ttft", "--pid", str(busy.pid))
-    time.sleep(0.5)
+    await_written(
+        seen.path, lambda reader: bool((reader.stream("events")["kind"] == Kind.FORK).any())
+    )
     programs = own_programs(seen.process.pid)
     assert len(programs) > 15
     assert all(map(program_exists, programs))
@@ -404,7 +406,7 @@ def test_kill_9_leaves_a_recording_and_no_probe(tmp_path: Path, busy: Process) -
         assert reader.meta["armed_ns"]
         assert reader.facts("process")
         assert {s.name for s in reader.sources()} >= {"process", "offcpu", "gpu"}
-    until = time.monotonic() + 10
+    until = time.monotonic() + TIMEOUT_S
     while any(map(program_exists, programs)):
         assert time.monotonic() < until, "probes outlive the recorder"
         time.sleep(0.05)
@@ -415,13 +417,24 @@ def test_kill_9_leaves_word_of_what_was_lost(tmp_path: Path, busy: Process) -> N
     arguments = ("--pid", str(busy.pid), "--ring-kb", str(SMALL_RING_KB))
     seen = start_recording(tmp_path / "a.ttft", *arguments)
     seen.process.send_signal(signal.SIGSTOP)
-    time.sleep(0.3)  # the ring is full by then
+    time.sleep(0.5)  # the ring is full by then
     seen.process.send_signal(signal.SIGCONT)
-    time.sleep(1.5)  # states are written every second
+    await_written(seen.path, lambda reader: bool(reader.lost()))  # states are, every second
     seen.stop(signal.SIGKILL)
     assert ending(seen.path) == (False, None)
     with Reader(seen.path) as reader:
         assert reader.lost()["events ring full"] > 0
+
+
+def await_written(path: Path, holds: Callable[[Reader], bool]) -> None:
+    """Until a recording that goes on has something in its file."""
+    until = time.monotonic() + TIMEOUT_S
+    while True:
+        with Reader(path) as reader:
+            if holds(reader):
+                return
+        assert time.monotonic() < until
+        time.sleep(0.1)
 
 
 def own_programs(pid: int) -> set[int]:
@@ -574,7 +587,7 @@ def test_ctrl_c_leaves_alone_what_a_command_put_into_the_background(tmp_path: Pa
     script = "sleep 1000 > /dev/null 2>&1 & echo $! > pid"
     seen = start_recording(path, "--", "sh", "-c", f"cd {tmp_path}; {script}")
     try:
-        until = time.monotonic() + 5
+        until = time.monotonic() + TIMEOUT_S
         while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
             assert time.monotonic() < until
             time.sleep(0.01)
@@ -633,7 +646,7 @@ def children_named(argument: str) -> list[int]:
 
 
 def await_zombie(pid: int) -> None:
-    until = time.monotonic() + 5
+    until = time.monotonic() + TIMEOUT_S
     while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
         assert time.monotonic() < until
         time.sleep(0.005)
@@ -663,7 +676,7 @@ def test_ctrl_c_while_it_arms_takes_everything_back(
         assert not list(tmp_path.iterdir())
     else:  # it was armed by then
         assert (process.returncode, ending(path)) == (0, (True, "interrupted"))
-    until = time.monotonic() + 5
+    until = time.monotonic() + TIMEOUT_S
     while living := living_in_group(process.pid):  # the command is gone with it, and every helper
         assert time.monotonic() < until, living
         time.sleep(0.02)
@@ -671,8 +684,12 @@ def test_ctrl_c_while_it_arms_takes_everything_back(
 
 def living_in_group(group: int) -> list[int]:
     """Its processes, but for those that only wait to be reaped by whoever took them over."""
-    fields = [(p.pid, p.status()) for p in psutil.process_iter() if os.getpgid(p.pid) == group]
-    return [pid for pid, status in fields if status != psutil.STATUS_ZOMBIE]
+    living = []
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):  # gone meanwhile
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                living.append(process.pid)
+    return living
 
 
 def test_a_command_that_is_ended_before_it_began(tmp_path: Path) -> None:
@@ -848,6 +865,7 @@ def test_a_stranger_that_gets_a_targets_number_is_not_followed(tmp_path: Path) -
         with recording(tmp_path / "a.ttft", "--pid", str(target.pid)) as seen:
             os.kill(child, signal.SIGKILL)
             await_gone(child)
+            gone_ns = time.monotonic_ns()
             work = "for i in 1 2 3 4 5; do cat /bin/sh > /dev/null; done"
             stranger = child_with_pid(child, ["sh", "-c", work])
             if stranger is None:
@@ -855,15 +873,14 @@ def test_a_stranger_that_gets_a_targets_number_is_not_followed(tmp_path: Path) -
             os.waitpid(stranger, 0)
     found = events(seen.path)
     own = found[found["tgid"] == child]
-    end = int(of_kind(own, Kind.PROCESS_EXIT)["start_ns"].max())
     assert len(of_kind(own, Kind.PROCESS_EXIT)) == 1
-    assert (own["start_ns"] + own["duration_ns"]).max() - end < 100_000_000  # its last words only
+    assert (own["start_ns"] + own["duration_ns"]).max() <= gone_ns
     assert not len(of_kind(own, Kind.EXEC))
     assert not len(of_kind(found, Kind.FORK)[of_kind(found, Kind.FORK)["a"] == child])
 
 
 def await_gone(pid: int) -> None:
-    until = time.monotonic() + 5
+    until = time.monotonic() + TIMEOUT_S
     while Path(f"/proc/{pid}").exists():
         assert time.monotonic() < until
         time.sleep(0.005)

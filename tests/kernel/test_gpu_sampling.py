@@ -266,6 +266,7 @@ def test_the_samplers_own_time_is_recorded(under_load: UnderLoad) -> None:
 def test_the_drivers_own_stamps_are_brought_to_our_clock(under_load: UnderLoad) -> None:
     """A sample each 50 ms of wall time, whose value is the tenth of a second it fell into."""
     own = under_load.samples[under_load.samples["error_ns"] > 0]
+    own = own[own["error_ns"] < MS]  # one that was interrupted as it compared the clocks says so
     assert len(own) > 5
     before, after = under_load.offsets_ns
     wall = own["ns"].astype(np.int64) + before

@@ -9,15 +9,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 
 from kernel.support import Recording, recording, start_recording
+from lab.core_waits import stood_ready_ns
 from lab.llama_server import LlamaServer
 from ttftprof.sources.http import (
     BEGAN_BEFORE,
@@ -27,18 +29,24 @@ from ttftprof.sources.http import (
     Connection,
     Exchange,
 )
+from workloads.scripted import go, heard, scripted
 from workloads.styles import DIALOGS, STYLES, UNSEEN
 from workloads.transcripts import SERVERS, transcript
 
 pytestmark = pytest.mark.kernel
 
 LAB = Path(__file__).parents[1] / "lab"
+LEAVES_AFTER_S = 0.1
 CANARY = b"CANARY"  # in every prompt, answer and key here
 TOKENS = 12
 TIMEOUT_S = 10
 RESIDENT_BYTES = 120_000_000
-STAMP_ERROR_NS = 5_000_000  # a thread may lose its core between its own stamp and the call
+# A thread may lose its core between its own stamp and the call. So of a moment is asserted which
+# two of the server's or the client's own stamps it lies between, and of the typical one that it is
+# near.
 TYPICAL_ERROR_NS = 100_000
+NEAR_NS = 5_000_000
+Span = tuple[int, int]  # before and after a call, CLOCK_MONOTONIC ns
 
 
 def facts_of(seen: Recording) -> list[dict[str, Any]]:
@@ -66,16 +74,16 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class Load:
-    """A server of many streams; `stamps`: by client port, (first, last) token of each request."""
+    """A server of many streams; `sent`: by client port, (first, last) token of each request."""
 
     process: subprocess.Popen[str]
     port: int
-    stamps: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    sent: dict[int, list[tuple[Span, Span]]] = field(default_factory=dict)
 
     def take(self, lines: Iterator[str]) -> None:
         for line in lines:
-            port, first, last = map(int, line.split())
-            self.stamps.setdefault(port, []).append((first, last))
+            port, *ns = map(int, line.split())
+            self.sent.setdefault(port, []).append(((ns[0], ns[1]), (ns[2], ns[3])))
 
 
 @contextmanager
@@ -128,15 +136,15 @@ def test_no_first_token_of_many_streams_is_missed(
     by_port: dict[int, list[dict[str, Any]]] = {}
     for fact in facts:
         by_port.setdefault(fact["remote_port"], []).append(fact)
-    errors = sorted(
-        abs(fact[name] - stamp)
-        for port, stamps in server.stamps.items()
-        for fact, both in zip(by_port[port], stamps, strict=True)
-        for name, stamp in zip(("first_token_ns", "last_token_ns"), both, strict=True)
-    )
-    assert len(errors) == 2 * streams * requests
-    assert errors[len(errors) // 2] < TYPICAL_ERROR_NS
-    assert errors[-len(errors) // 100] < STAMP_ERROR_NS, errors[-20:]
+    pairs = [
+        (fact[name], *span)
+        for port, sent in server.sent.items()
+        for fact, spans in zip(by_port[port], sent, strict=True)
+        for name, span in zip(("first_token_ns", "last_token_ns"), spans, strict=True)
+    ]
+    assert len(pairs) == 2 * streams * requests
+    assert [pair for pair in pairs if not pair[1] <= pair[0] <= pair[2]] == []
+    assert median(ns - before for ns, before, _ in pairs) < TYPICAL_ERROR_NS
     assert_no_word_was_kept(seen)
 
 
@@ -162,14 +170,16 @@ if sys.argv[1] == "unix":
 else:
     listener = socket.create_server(("127.0.0.1", 0))
 print(listener.getsockname()[1] if sys.argv[1] == "tcp" else 0, flush=True)
-while True:
+for requests in (2, 1):
     sock, _ = listener.accept()
-    for _ in range(2):
-        time.sleep(0.1)
-        if not sock.recv(1 << 16):
-            break
+    print("accepted", flush=True)
+    for _ in range(requests):
+        sys.stdin.readline()
+        print(time.monotonic_ns(), flush=True)
+        sock.recv(1 << 16)
         sock.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 15\\r\\n\\r\\n" + b'{"content":"x"}')
     sock.close()
+sys.stdin.readline()
 """
 
 
@@ -177,13 +187,9 @@ while True:
 def test_a_request_begins_when_it_reaches_a_busy_server(family: str, tmp_path: Path) -> None:
     """Accepted but not read, waiting on a kept connection, and not even accepted."""
     path = str(tmp_path / "socket")
-    process = subprocess.Popen(
-        [sys.executable, "-c", _BUSY, family, path], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout
-        port = int(process.stdout.readline())
-        sent = []
+    with scripted(_BUSY, family, path) as server:
+        port = int(heard(server))
+        sent, read = [], []
 
         def connect() -> socket.socket:
             sock = socket.socket(socket.AF_UNIX if family == "unix" else socket.AF_INET)
@@ -195,25 +201,30 @@ def test_a_request_begins_when_it_reaches_a_busy_server(family: str, tmp_path: P
             sent.append(time.monotonic_ns())
             sock.sendall(request_for("embeddings"))
 
-        with recording(tmp_path / "busy.ttft", "--pid", str(process.pid)) as seen:
+        def answered(sock: socket.socket) -> None:
+            """The server reads and answers what waits for it there."""
+            time.sleep(0.05)
+            go(server)
+            read.append(int(heard(server)))
+            assert sock.recv(100)
+
+        with recording(tmp_path / "busy.ttft", "--pid", str(server.pid)) as seen:
             first = connect()
-            time.sleep(0.03)
+            assert heard(server) == "accepted"
             send(first)
-            assert first.recv(100)
+            answered(first)
             send(first)
             second = connect()
-            time.sleep(0.03)
             send(second)
-            assert first.recv(100)
-            assert second.recv(100)
+            answered(first)
+            assert heard(server) == "accepted"
+            answered(second)
             first.close()
             second.close()
-            time.sleep(0.2)
-    finally:
-        process.kill()
-        process.communicate()
     starts = sorted(f["start_ns"] for f in facts_of(seen))
-    assert starts == pytest.approx(sent, abs=STAMP_ERROR_NS)
+    assert len(starts) == len(sent)
+    for start, *span in zip(starts, sent, read, strict=True):
+        assert_within(start, span)
 
 
 _MID_ANSWER = """
@@ -230,8 +241,9 @@ for delta in ['"role":"assistant","content":null', '"content":"CANARY"', '"conte
     event = b'data: {"choices":[{"delta":{' + delta.encode() + b"}}]}\\n\\n"
     if sys.argv[1] == "token" and "role" in delta:
         continue
-    print(time.monotonic_ns(), flush=True)
+    before = time.monotonic_ns()
     sock.sendall(b"%x\\r\\n%s\\r\\n" % (len(event), event))
+    print(before, time.monotonic_ns(), flush=True)
     time.sleep(0.05)
 sock.sendall(b"0\\r\\n\\r\\n")
 sys.stdin.readline()
@@ -274,7 +286,8 @@ def test_attached_after_the_head_of_an_answer(first: str, tmp_path: Path) -> Non
     if first == "token":
         assert fact["first_token_ns"] is None
         return
-    assert fact["first_token_ns"] == pytest.approx(int(stamps.splitlines()[1]), abs=STAMP_ERROR_NS)
+    before, after = map(int, stamps.splitlines()[1].split())
+    assert before <= fact["first_token_ns"] <= after
     (request,) = seen.report().requests
     assert "it began before recording did: it waited at least this long" in request.notes
 
@@ -308,7 +321,7 @@ for how in sys.argv[2:]:
 
 def test_a_unix_socket_ends_with_its_last_holder(tmp_path: Path) -> None:
     ways = ("plain", "duplicate", "forked", "until-close")
-    path = str(tmp_path / "socket")
+    path, waited = str(tmp_path / "socket"), []
     process = subprocess.Popen(
         [sys.executable, "-c", _SHARED, path, *ways], stdout=subprocess.PIPE, text=True
     )
@@ -321,15 +334,18 @@ def test_a_unix_socket_ends_with_its_last_holder(tmp_path: Path) -> None:
                     sock.settimeout(TIMEOUT_S)
                     sock.connect(path)
                     for _ in range(3 if way == "until-close" else 2):
+                        sent_ns = time.monotonic_ns()
                         sock.sendall(request_for("embeddings"))
                         assert sock.recv(1 << 16)
+                        waited.append((sent_ns, time.monotonic_ns()))
     finally:
         process.kill()
         process.communicate()
     facts = sorted(facts_of(seen), key=lambda f: f["start_ns"])
     assert [(f["method"], f["outcome"], f["status"]) for f in facts] == [("POST", "ok", 200)] * 9
-    waited = [(f["end_ns"] - f["start_ns"]) / 1e9 for f in facts[:8]]
-    assert waited == pytest.approx([0.2] * 8, abs=0.05)
+    for fact, (sent_ns, answered_ns) in zip(facts[:8], waited[:8], strict=True):
+        assert sent_ns <= fact["start_ns"] <= fact["end_ns"] - 200_000_000
+        assert fact["end_ns"] <= answered_ns
 
 
 _SMALL_WRITES = """
@@ -356,7 +372,7 @@ def test_a_token_counts_when_it_leaves_the_machine(no_delay: bool, tmp_path: Pat
         stdout=subprocess.PIPE,
         text=True,
     )
-    came = []
+    came, stood_ready = [], []
     try:
         assert process.stdout
         port = int(process.stdout.readline())
@@ -365,16 +381,21 @@ def test_a_token_counts_when_it_leaves_the_machine(no_delay: bool, tmp_path: Pat
             socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as sock,
         ):
             for _ in range(20):
+                before_ns = stood_ready_ns()
                 sock.sendall(request_for("vllm_chat_stream"))
                 while b"data:" not in sock.recv(1 << 16):
                     pass
                 came.append(time.monotonic_ns())
+                stood_ready.append(stood_ready_ns() - before_ns)
     finally:
         process.kill()
         process.communicate()
     facts = sorted(facts_of(seen), key=lambda f: f["start_ns"])
     assert [f["outcome"] for f in facts] == ["ok"] * 20
-    assert [f["first_token_ns"] for f in facts] == pytest.approx(came, abs=STAMP_ERROR_NS)
+    late = [there - fact["first_token_ns"] for fact, there in zip(facts, came, strict=True)]
+    assert min(late) >= 0  # nothing comes before it is sent
+    late = [ns - ready for ns, ready in zip(late, stood_ready, strict=True)]
+    assert sum(ns < NEAR_NS for ns in late) >= 18, late  # of 20: the whole machine may stand still
     held = [f for f in facts if any("TCP_NODELAY" in note for note in f["notes"])]
     assert bool(held) is not no_delay
     assert all(f["end_ns"] >= f["first_token_ns"] for f in facts)
@@ -458,14 +479,18 @@ class Styles:
         (fact,) = self.of(name)
         return fact
 
-    def writes(self, style: str, dialog: str, fact: dict[str, Any]) -> list[int]:
-        """When the server began each write of the answer that a fact tells of."""
+    def writes(self, style: str, dialog: str, fact: dict[str, Any]) -> list[Span]:
+        """When the server did each write of the answer that a fact tells of."""
         return next(
             said["writes"]
             for said in self.said
             if (said["style"], said["dialog"]) == (style, dialog)
-            and fact["start_ns"] < said["writes"][0] < fact["end_ns"] + STAMP_ERROR_NS
+            and fact["start_ns"] < said["writes"][0][0] < fact["end_ns"]
         )
+
+
+def assert_within(ns: int, span: Sequence[int]) -> None:
+    assert span[0] <= ns <= span[1]
 
 
 def request_for(dialog: str) -> bytes:
@@ -501,7 +526,7 @@ def unread_parts(styles: Styles) -> None:
     with styles.open("recv-send") as sock:  # the client hangs up while it waits
         styles.asked["cancelled"] = sock.getsockname()[1], [time.monotonic_ns()]
         sock.sendall(request_for("hang"))
-        time.sleep(0.1)
+        time.sleep(LEAVES_AFTER_S)
     with styles.open("recv-send") as sock:  # and between head and first token
         styles.talk(sock, "stalled", "stalled")
     with styles.open("recv-send") as sock:
@@ -510,7 +535,7 @@ def unread_parts(styles: Styles) -> None:
         hear_out(sock, "vllm_chat_stream")
         hear_out(sock, "ollama_chat_stream")
     with styles.open("recv-send") as sock:
-        styles.asked["continue"] = sock.getsockname()[1], []
+        styles.asked["continue"] = sock.getsockname()[1], [time.monotonic_ns()]
         head, _, body = request_for("early").partition(b"\r\n\r\n")
         sock.sendall(head + b"\r\nExpect: 100-continue\r\n\r\n")
         assert sock.recv(100).startswith(b"HTTP/1.1 100")
@@ -618,10 +643,10 @@ def test_every_way_to_read_and_write_shows_the_same(style: str, styles: Styles) 
     facts = styles.of(f"{style}:{dialog}")
     assert [told(f) for f in facts] == [expected(dialog)] * 2
     assert [f["notes"] for f in facts] == [[], []]
-    stamp = styles.writes(style, dialog, facts[1])[token_write(dialog)]
-    assert facts[1]["first_token_ns"] == pytest.approx(stamp, abs=STAMP_ERROR_NS)
+    writes = styles.writes(style, dialog, facts[1])
+    assert_within(facts[1]["first_token_ns"], writes[token_write(dialog)])
     _, sent = styles.asked[f"{style}:{dialog}"]
-    assert facts[1]["start_ns"] == pytest.approx(sent[1], abs=STAMP_ERROR_NS)
+    assert_within(facts[1]["start_ns"], (sent[1], writes[0][0]))
 
 
 @pytest.mark.parametrize("style", UNSEEN)
@@ -633,7 +658,7 @@ def test_an_answer_sent_out_of_no_buffer_counts_from_its_first_byte(
     assert TOKEN_INFERRED in fact["notes"]
     assert fact["response_bytes"] == sum(map(len, DIALOGS["vllm_chat_stream"]))
     writes = next(s["writes"] for s in styles.said if s["style"] == style)
-    assert fact["first_token_ns"] == pytest.approx(writes[1], abs=STAMP_ERROR_NS)
+    assert_within(fact["first_token_ns"], writes[1])
 
 
 def test_io_uring_gives_inferred_requests(styles: Styles) -> None:
@@ -641,9 +666,8 @@ def test_io_uring_gives_inferred_requests(styles: Styles) -> None:
     assert [(f["protocol"], f["generates"], f["outcome"]) for f in facts] == [
         ("unseen", True, "ok")
     ] * 2
-    assert facts[1]["first_token_ns"] == pytest.approx(
-        styles.writes("uring", "vllm_chat_stream", facts[1])[0], abs=STAMP_ERROR_NS
-    )
+    writes = styles.writes("uring", "vllm_chat_stream", facts[1])
+    assert_within(facts[1]["first_token_ns"], writes[0])
     assert {f["response_bytes"] for f in facts} == {sum(map(len, DIALOGS["vllm_chat_stream"]))}
 
 
@@ -654,8 +678,8 @@ def test_a_unix_socket_shows_the_same(styles: Styles) -> None:
         expected("ollama_chat_stream"),
     ]
     _, sent = styles.asked["unix:vllm_chat_stream"]
-    for fact, ns in zip(facts, sent, strict=True):
-        assert fact["start_ns"] == pytest.approx(ns, abs=STAMP_ERROR_NS)
+    for fact, ns, dialog in zip(facts, sent, TWO, strict=True):
+        assert_within(fact["start_ns"], (ns, styles.writes("unix", dialog, fact)[0][0]))
 
 
 def test_every_api_is_read_to_its_last_figure(styles: Styles) -> None:
@@ -665,8 +689,8 @@ def test_every_api_is_read_to_its_last_figure(styles: Styles) -> None:
         if fact["first_token_ns"] is None:
             assert dialog == "llama_error"
             continue
-        stamp = styles.writes("recv-send", dialog, fact)[token_write(dialog)]
-        assert fact["first_token_ns"] == pytest.approx(stamp, abs=STAMP_ERROR_NS)
+        writes = styles.writes("recv-send", dialog, fact)
+        assert_within(fact["first_token_ns"], writes[token_write(dialog)])
 
 
 @pytest.mark.parametrize(
@@ -690,16 +714,15 @@ def test_what_is_special_is_said(dialog: str, wanted: dict[str, Any], styles: St
 def test_an_unreadable_coding_counts_from_its_first_byte(styles: Styles) -> None:
     fact = styles.only("recv-send:brotli")
     assert TOKEN_INFERRED in fact["notes"]
-    stamp = styles.writes("recv-send", "brotli", fact)[1]
-    assert fact["first_token_ns"] == pytest.approx(stamp, abs=STAMP_ERROR_NS)
+    assert_within(fact["first_token_ns"], styles.writes("recv-send", "brotli", fact)[1])
 
 
 def test_clients_that_leave_are_cancelled(styles: Styles) -> None:
     for name in ("cancelled", "stalled"):
         fact = styles.only(name)
         assert (fact["outcome"], fact["first_token_ns"]) == ("cancelled", None)
-    waited_ns = styles.only("cancelled")["end_ns"] - styles.only("cancelled")["start_ns"]
-    assert waited_ns == pytest.approx(100_000_000, rel=0.5)
+    left, (_, (later_ns,)) = styles.only("cancelled"), styles.asked["continue"]
+    assert left["start_ns"] + LEAVES_AFTER_S * 1e9 <= left["end_ns"] < later_ns
 
 
 def test_pipelined_requests_are_two(styles: Styles) -> None:
@@ -726,8 +749,8 @@ def test_tls_gives_inferred_requests(version: str, styles: Styles) -> None:
     for fact, began_ns, writes in zip(facts, sent, answers, strict=True):
         assert "TLS" in fact["notes"][0]
         assert TOKEN_INFERRED in fact["notes"]
-        assert fact["start_ns"] == pytest.approx(began_ns, abs=STAMP_ERROR_NS)
-        assert fact["first_token_ns"] == pytest.approx(writes[0], abs=STAMP_ERROR_NS)
+        assert_within(fact["start_ns"], (began_ns, writes[0][0]))
+        assert_within(fact["first_token_ns"], writes[0])
 
 
 def test_http2_is_said(styles: Styles) -> None:

@@ -118,9 +118,12 @@ def test_a_module_without_types_is_said_to_have_none(
         probes.attach()
         probes.await_modules()
         load_fuse()
-        time.sleep(4 * latecomers.LOOK_EVERY_MS / 1000)
-        probes.take_late(())
-        state = probes.states_for(["fuse.slow"])[FUSE]
+        until = time.monotonic() + TIMEOUT_S
+        state = absent = probes.states_for(["fuse.slow"])[FUSE]
+        while state == absent and time.monotonic() < until:
+            time.sleep(0.05)
+            probes.take_late(())
+            state = probes.states_for(["fuse.slow"])[FUSE]
     finally:
         probes.close()
     assert state.state == "absent"

@@ -26,9 +26,14 @@ pytestmark = pytest.mark.kernel
 MODEL_BYTES = 16 << 20
 TIMEOUT_S = 20.0
 
-# Answers each request by a stream, once it has read its model.
+# Answers each request by a stream, once it has read its model; before the first word and before the
+# second it waits for as long as a file of their number is there.
 SERVER = """
-import http.server, sys, time
+import http.server, os, sys, time
+
+def pause(number):
+    while os.path.exists(sys.argv[1] + number):
+        time.sleep(0.01)
 
 class Answer(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
@@ -36,14 +41,14 @@ class Answer(http.server.BaseHTTPRequestHandler):
         with open(sys.argv[1], "rb") as model:
             while model.read(1 << 20):
                 pass
-        time.sleep(0.5)
+        pause("0")
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
         for word in ("one", "two"):
             chunk = '{"choices":[{"delta":{"content":"%s"}}]}' % word
             self.wfile.write(b"data: " + chunk.encode() + b"\\n\\n")
-            time.sleep(0.3)
+            pause("1")
         self.wfile.write(b"data: [DONE]\\n\\n")
 
     def log_message(self, *_):
@@ -60,6 +65,10 @@ class Server:
     pid: int
     port: int
     model: Path
+
+    def pauses(self) -> list[Path]:
+        """The files that hold it up before each word."""
+        return [self.model.with_name(self.model.name + number) for number in "01"]
 
     def ask(self) -> bytes:
         """One streamed request, to its end."""
@@ -124,6 +133,8 @@ class Terminal:
 
 def test_the_live_line_shows_requests_bytes_and_the_phase(server: Server, tmp_path: Path) -> None:
     drop_cache(server.model)
+    for pause in server.pauses():
+        pause.touch()
     path = tmp_path / "a file.ttft"
     terminal = Terminal("--pid", str(server.pid), "-o", str(path))
     terminal.until(r"0 request\(s\), 0 first token\(s\), 0 MB from storage, waiting for a request")
@@ -139,7 +150,9 @@ def test_the_live_line_shows_requests_bytes_and_the_phase(server: Server, tmp_pa
     terminal.until(
         r"1 request\(s\), 0 first token\(s\), [\d,]+ MB from storage, waiting for the first"
     )
+    server.pauses()[0].unlink()
     terminal.until(r"1 request\(s\), 1 first token\(s\), 17 MB from storage, answering")
+    server.pauses()[1].unlink()
     assert asked.wait(TIMEOUT_S) == 0
     terminal.press(b"\x03")
     assert terminal.end() == 0

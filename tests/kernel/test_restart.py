@@ -23,7 +23,8 @@ pytestmark = pytest.mark.kernel
 NAME = "ttft-twin"
 UNIFIED = Path("/sys/fs/cgroup/unified")
 SETTLE_S = 0.4
-SLOW_TO_END = "trap 'sleep 1; exit' TERM; while :; do sleep 0.05; done"
+TIMEOUT_S = 30
+SLOW_TO_END = "trap 'sleep 1000; exit' TERM; while :; do sleep 0.05; done"
 DEAF = "trap '' TERM; while :; do sleep 0.05; done"
 QUIET = "while :; do sleep 0.05; done"
 
@@ -62,8 +63,20 @@ def followed(path: Path, *arguments: str) -> Iterator[Recording]:
 
 
 def await_name(pid: int) -> None:
-    until = time.monotonic() + 5
+    until = time.monotonic() + TIMEOUT_S
     while Path(f"/proc/{pid}/comm").read_text().strip() != NAME:
+        assert time.monotonic() < until
+        time.sleep(0.002)
+
+
+def await_trap(pid: int) -> None:
+    """Until SIGTERM would not end it any more."""
+    until, bit = time.monotonic() + TIMEOUT_S, 1 << signal.SIGTERM - 1
+    while not any(
+        int(line.split()[1], 16) & bit
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if line.startswith(("SigIgn", "SigCgt"))
+    ):
         assert time.monotonic() < until
         time.sleep(0.002)
 
@@ -112,7 +125,7 @@ def test_a_restarted_server_is_followed(program: str, tmp_path: Path) -> None:
 def test_a_restart_may_begin_while_the_old_server_ends(program: str, tmp_path: Path) -> None:
     """As where a script stops the old one and does not wait."""
     with server(program, SLOW_TO_END) as first, followed(tmp_path / "a.ttft") as seen:
-        time.sleep(0.1)
+        await_trap(first)
         os.kill(first, signal.SIGTERM)
         with server(program) as second:
             assert Path(f"/proc/{first}/stat").read_text().split()[2] not in "ZX"
@@ -122,7 +135,7 @@ def test_a_restart_may_begin_while_the_old_server_ends(program: str, tmp_path: P
 
 def test_a_server_that_heeds_no_signal_is_not_about_to_end(program: str, tmp_path: Path) -> None:
     with server(program, DEAF) as first, followed(tmp_path / "a.ttft") as seen:
-        time.sleep(0.1)
+        await_trap(first)
         os.kill(first, signal.SIGTERM)
         with server(program) as second:
             time.sleep(SETTLE_S)
@@ -151,7 +164,7 @@ def control_group(path: Path) -> Iterator[Path]:
         yield path
     finally:
         for folder in reversed(made):
-            until = time.monotonic() + 5
+            until = time.monotonic() + TIMEOUT_S
             while folder.exists() and time.monotonic() < until:
                 with suppress(OSError):  # a killed process has not left yet
                     folder.rmdir()

@@ -52,7 +52,7 @@ class Compared:
     report: Report
     request: Request
     path: Path
-    stalled_ns: int  # the longest that a core stood still between request and first token
+    stalled_ns: int  # the longest that a core stood still, or a thread ready for one, meanwhile
 
     def phase_errors(self) -> dict[str, int]:
         """Profiler minus truth, ns, by phase."""
@@ -159,7 +159,8 @@ def compare(name: str, workdir: Path) -> Compared:
     with watch_for_stalls() as stalls:
         run = run_scenario(name, workdir, before_switch=before, after=after)
     report = started[0].report()
-    stalled_ns = stalls.longest_ns(run.truth.request_start_ns, run.truth.first_token_ns)
+    span = run.truth.request_start_ns, run.truth.first_token_ns
+    stalled_ns = max(stalls.longest_ns(*span), started[0].longest_ready_ns(*span))
     return Compared(run, report, nearest(report, run), path, stalled_ns)
 
 

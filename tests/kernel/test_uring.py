@@ -122,12 +122,11 @@ def test_waiting_for_a_connection_in_a_ring_is_no_storage(program: Path, tmp_pat
         assert int(reader.stdout.readline()) == READS * READ_BYTES
     with seen.reader() as recorded:
         events = recorded.stream("events")
+        threads = recorded.stream("threads")
     waits = events[(events["kind"] == Kind.OFFCPU) & (events["tid"] == reader.pid)]
     longest = waits[np.argmax(waits["duration_ns"])]
     assert longest["duration_ns"] > 300_000_000
     assert longest["flags"] == Wait.NETWORK
-    reads = events[events["kind"] == Kind.READ]
-    stored = waits[
-        (waits["flags"] == Wait.STORAGE) & (waits["start_ns"] >= reads["start_ns"].min())
-    ]
-    assert len(stored)
+    stored = waits["flags"] == Wait.STORAGE
+    own = threads[threads["tid"] == reader.pid]["short_count"][:, Wait.STORAGE]
+    assert stored.any() or own[-1] > own[0]  # of a fast disk all are short

@@ -15,9 +15,9 @@ _HEAD = """# The truth workload: our phases against the server's own stamps
 
 Made by `scripts/truth` on {machine}. The server stamps its phases on the clock that we use, and is
 told nothing of us. *Error*: of the phase that is furthest off, in % of the TTFT; *stood still*: the
-longest that a core did not run meanwhile, which moves stamps on either side. *Less*: the same
-recording without the marked calls, without log lines, without both: `✓` where the cause stays
-right, else what was blamed.
+longest that a core did not run meanwhile, or a thread that was ready, which moves stamps on either
+side. *Less*: the same recording without the marked calls, without log lines, without both: `✓`
+where the cause stays right, else what was blamed.
 
 """
 

@@ -4,8 +4,8 @@
  *   http_load serve TOKENS GAP_US WAIT_MS  prints its port, then a line a request
  *   http_load ask PORT STREAMS REQUESTS    prints a line a request
  *
- * Lines: the client's port, then CLOCK_MONOTONIC ns. The server: when the first
- * token was handed to send(), the last one likewise. The client: when it sent, and
+ * Lines: the client's port, then CLOCK_MONOTONIC ns. The server: before and after
+ * it sent the first token, the last one likewise. The client: when it sent, and
  * when the first token had arrived. One thread each, epoll, keep-alive. Each
  * answer waits WAIT_MS to 11 times that, then streams TOKENS small chunks GAP_US apart, a usage
  * chunk of vLLM's size, [DONE] and the last chunk, a write each.
@@ -31,7 +31,7 @@ struct conn {
 	int fd;
 	int port;
 	int step; /* server: next write of the answer, -1: none; client: requests left */
-	long due_ns, sent_ns, first_ns;
+	long due_ns, sent_ns, first_ns, sent_by_ns, first_by_ns;
 	char in[8192];
 	int filled;
 };
@@ -94,10 +94,13 @@ static void answer(struct conn *c, int tokens, long gap_ns)
 		send_chunk(c, EVENT "{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n");
 	} else if (step <= tokens) {
 		long ns = now_ns();
-		if (step == 1)
-			c->first_ns = ns;
-		c->sent_ns = ns;
 		send_chunk(c, EVENT "{\"index\":0,\"delta\":{\"content\":\"CANARY-answer\"}}]}\n\n");
+		c->sent_ns = ns;
+		c->sent_by_ns = now_ns();
+		if (step == 1) {
+			c->first_ns = c->sent_ns;
+			c->first_by_ns = c->sent_by_ns;
+		}
 	} else if (step == tokens + 1) {
 		char usage[400];
 		snprintf(usage, sizeof(usage),
@@ -108,7 +111,8 @@ static void answer(struct conn *c, int tokens, long gap_ns)
 		send_chunk(c, "data: [DONE]\n\n");
 		if (send(c->fd, LAST, sizeof(LAST) - 1, MSG_NOSIGNAL) < 0)
 			die("send");
-		printf("%d %ld %ld\n", c->port, c->first_ns, c->sent_ns);
+		printf("%d %ld %ld %ld %ld\n", c->port, c->first_ns, c->first_by_ns, c->sent_ns,
+		       c->sent_by_ns);
 		c->step = -1;
 	}
 }

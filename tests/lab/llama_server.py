@@ -16,12 +16,14 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
 import psutil
+
+from lab.core_waits import stood_ready_ns
 
 ROOT = Path(__file__).resolve().parents[2]
 BINARY = ROOT / ".engine/llama-server"
@@ -44,10 +46,17 @@ class Reply:
     end_ns: int
     text: str
     timings: dict[str, float]  # the server's own: prompt_n, prompt_ms, cache_n, predicted_n, …
+    stood_ready_ns: int = 0  # how long its client stood ready for a core meanwhile
 
     @property
     def ttft_ns(self) -> int:
         return self.first_text_ns - self.sent_ns
+
+    def off_ns(self, ttft_ns: int | None) -> int:
+        """How far another's TTFT lies from its client's, besides what the client stood ready for.
+        What a server receives and sends it does after its client sent and before it received."""
+        late_ns = self.ttft_ns - (ttft_ns or 0)
+        return max(late_ns - self.stood_ready_ns, -late_ns)
 
 
 @dataclass
@@ -180,13 +189,15 @@ class LlamaServer:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
         try:
             connection.connect()
+            before_ns = stood_ready_ns()
             sent_ns = time.monotonic_ns()
             connection.request("POST", "/v1/chat/completions", body, JSON_HEADERS)
             response = connection.getresponse()
             headers_ns = time.monotonic_ns()
             if response.status != http.client.OK:
                 raise ServerFailed(f"{response.status}: {response.read()[:500]!r}")
-            return read_reply(response, sent_ns, headers_ns)
+            reply = read_reply(response, sent_ns, headers_ns)
+            return replace(reply, stood_ready_ns=stood_ready_ns() - before_ns)
         finally:
             connection.close()
 

@@ -195,6 +195,16 @@ def test_a_control_group_and_what_is_below(processes: dict[int, ProcessFacts], p
     assert targets.by_cgroup(path).roots == (10, 11)
 
 
+def test_a_child_that_ends_as_it_is_found_is_no_server(
+    processes: dict[int, ProcessFacts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell starts one after another."""
+    processes[10] = process(10, "/a")
+    processes[11] = process(11, "/a", ppid=10)
+    monkeypatch.setattr(targets, "is_alive", lambda pid: pid == 10 or bool(processes.pop(pid)))
+    assert targets.by_cgroup("/a").roots == (10,)
+
+
 def test_a_control_group_of_nobody(processes: dict[int, ProcessFacts]) -> None:
     processes[10] = process(10, "/a")
     with pytest.raises(TargetError) as error:

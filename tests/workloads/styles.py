@@ -3,8 +3,8 @@
     python -m workloads.styles FOLDER
 
 Its first line of output is JSON: the port of each style, the path of its Unix socket. Each request
-names a dialog in `X-Dialog`; each answer gives a line of JSON with the moment (CLOCK_MONOTONIC, ns)
-before each of its writes.
+names a dialog in `X-Dialog`; each answer gives a line of JSON with the moments before and
+after each of its writes (CLOCK_MONOTONIC, ns).
 """
 
 from __future__ import annotations
@@ -247,8 +247,9 @@ def _converse(sock: socket.socket, style: str) -> None:
         if name in SLOW:
             time.sleep(SLOW_S)
         for i, data in enumerate(DIALOGS[name]):
-            stamps.append(time.monotonic_ns())
+            began_ns = time.monotonic_ns()
             (sock.sendall(data) if style in UNSEEN and i == 0 else write(sock, data))
+            stamps.append((began_ns, time.monotonic_ns()))
             time.sleep(PAUSE_S)
         _say({"dialog": name, "style": style, "writes": stamps})
         if name == "until-close":
