@@ -114,8 +114,10 @@ int BPF_PROG(block__issue, struct request *rq)
 			known->depth = depth_change(known->disk, 1) + 1;
 		return 0;
 	}
-	if (known) /* its end was not seen */
+	if (known) { /* its end was not seen */
 		leave_disk(known);
+		lose(LOST_BLOCK);
+	}
 	r.tid = (u32)id;
 	r.tgid = id >> 32;
 	r.bytes = FIELD(rq, __data_len);

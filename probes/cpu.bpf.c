@@ -51,7 +51,8 @@ int cpu__tick(struct bpf_perf_event_data *ctx)
 		return 0;
 	t->min_flt = FIELD(task, min_flt);
 	t->maj_flt = FIELD(task, maj_flt);
-	t->cpu_ns = FIELD(task, se.sum_exec_runtime);
+	if (!t->off_ns) /* or going_off could not tell when it came on */
+		t->cpu_ns = FIELD(task, se.sum_exec_runtime);
 	u32 mode = kernel_mode(ctx);
 	if (mode < CPU_MODES)
 		t->samples[mode]++;

@@ -88,29 +88,6 @@ static __always_inline void last_words(struct task_struct *task, struct thread_s
 	bpf_map_push_elem(&free_threads, &slot, BPF_ANY);
 }
 
-static __always_inline void going_off(struct task_struct *task, struct thread_slot *t,
-				      u32 state, u64 now)
-{
-	note_counters(task, t);
-	if (state & TASK_DEAD_BIT) {
-		last_words(task, t, now);
-		return;
-	}
-	if (!state) {
-		t->off_reason = WAIT_RUNNABLE;
-		t->off_syscall = -1;
-	} else {
-		s64 nr = task_syscall(task);
-
-		t->off_syscall = nr;
-		u32 reason = refine_fault(t, nr, wait_reason_of(task, state, nr));
-		t->off_reason = refine_read(task, t, reason);
-		if (t->off_reason == WAIT_STORAGE)
-			name_read_file(task, t, nr);
-	}
-	t->off_ns = now;
-}
-
 static __always_inline void coming_on(struct thread_slot *t, u64 now)
 {
 	u64 began = t->off_ns;
@@ -119,7 +96,7 @@ static __always_inline void coming_on(struct thread_slot *t, u64 now)
 	if (!began)
 		return;
 	t->off_ns = 0;
-	u64 waited = now - began;
+	u64 waited = now > began ? now - began : 0;
 	if (waited < settings.short_wait_ns) {
 		if (reason < WAIT_REASONS) {
 			t->short_ns[reason] += waited;
@@ -146,6 +123,33 @@ static __always_inline void coming_on(struct thread_slot *t, u64 now)
 		e->ino = t->file_ino;
 	}
 	event_end(e);
+}
+
+static __always_inline void going_off(struct task_struct *task, struct thread_slot *t,
+				      u32 state, u64 now)
+{
+	u64 cpu_ns = t->cpu_ns;
+
+	note_counters(task, t);
+	if (t->off_ns) /* no hook told when it came on: it has run since for what it ran since */
+		coming_on(t, now - (t->cpu_ns - cpu_ns));
+	if (state & TASK_DEAD_BIT) {
+		last_words(task, t, now);
+		return;
+	}
+	if (!state) {
+		t->off_reason = WAIT_RUNNABLE;
+		t->off_syscall = -1;
+	} else {
+		s64 nr = task_syscall(task);
+
+		t->off_syscall = nr;
+		u32 reason = refine_fault(t, nr, wait_reason_of(task, state, nr));
+		t->off_reason = refine_read(task, t, reason);
+		if (t->off_reason == WAIT_STORAGE)
+			name_read_file(task, t, nr);
+	}
+	t->off_ns = now;
 }
 
 /* `state`: in which prev sleeps; 0 if it wants to go on running. */

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 
 from conftest import unsupported
 from kernel.support import Recording, recording
-from ttftprof.events import Kind, Wait
+from ttftprof.events import Kind, Wait, duration_end
 from workloads.cache import make_model
 from workloads.counted import Program, started
 
@@ -99,16 +100,24 @@ def test_reads(tmp_path: Path) -> None:
     assert int(rows[rows["ino"] == inode][-1]["read_bytes"]) == counts["reads"] > 0
 
 
-def test_storage_waits_cover_the_block_requests(tmp_path: Path) -> None:
-    """One fault at a time: each wait holds one request, and the way back to the CPU."""
-    seen, _, program, inode = watched("faults", tmp_path)
+def test_storage_waits_end_after_a_request_did(tmp_path: Path) -> None:
+    """Pages are asked for one at a time: a request each, and one is done before a wait ends."""
+    model = make_model(tmp_path / "watched.weights", MODEL_BYTES)
+    inode = model.stat().st_ino
+    with (
+        started("faults", model) as program,
+        recording(tmp_path / "faults.ttft", "--pid", str(program.pid)) as seen,
+    ):
+        program.go()
     with seen.reader() as reader:
         events = reader.stream("events")
         rows = reader.stream("files")
+    row = rows[rows["ino"] == inode][-1]
     waits = events[(events["kind"] == Kind.OFFCPU) & (events["flags"] == Wait.STORAGE)]
     waits = waits[(waits["tgid"] == program.pid) & (waits["ino"] == inode)]
-    short_ns = int(rows[rows["ino"] == inode][-1]["short_wait_ns"])
     blocks = events[(events["kind"] == Kind.BLOCK) & (events["ino"] == inode)]
-    waited_ns = int(waits["duration_ns"].sum()) + short_ns
-    under_way_ns = int(blocks["duration_ns"].astype(np.int64).sum())
-    assert waited_ns >= 0.5 * under_way_ns > 0
+    assert int(blocks["a"].sum()) == int(row["added_pages"]) * os.sysconf("SC_PAGE_SIZE") > 0
+    assert len(waits) + int(row["short_wait_ns"]) > 0
+    # Done by then: more requests with each wait.
+    done = np.searchsorted(np.sort(duration_end(blocks)), duration_end(waits), side="right")
+    assert (np.diff(done, prepend=0) > 0).all()

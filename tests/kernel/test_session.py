@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from ttftprof.errors import Unsupported
+from ttftprof.events import Kind, Records, Wait, duration_end
 from ttftprof.kernel import headers, libbpf, session, types
+from ttftprof.kernel.libbpf import library
 from ttftprof.kernel.session import ProbeSession, Settings, kernel_function
 from ttftprof.kernel.table import PROBES, call_tables, syscall_name
 from ttftprof.kernel.types import KernelTypes
@@ -86,6 +91,76 @@ def test_runs_that_the_kernel_skipped_are_read(monkeypatch: pytest.MonkeyPatch) 
     finally:
         probes.close()
     assert {own.skipped for own in counts.values()} == {23}
+
+
+SLEEP_NS = 500_000_000
+# Sleeps, then works until it is told to end. Says when it went to sleep, when it was awake, when it
+# ends, and how often the CPU was taken from it between the last two.
+SLEEPER = f"""
+import os, resource, select, sys, time
+os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+taken = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+sys.stdin.readline()
+slept = time.monotonic_ns()
+time.sleep({SLEEP_NS} / 1e9)
+awake, before = time.monotonic_ns(), taken()
+print("awake", flush=True)
+while not select.select([sys.stdin], [], [], 0)[0]:
+    pass
+print(slept, awake, time.monotonic_ns(), taken() - before, flush=True)
+"""
+
+
+def test_a_wait_whose_end_no_hook_told_is_known_all_the_same() -> None:
+    """What a thread has run since says when it came back; if it ran all the time, to the point."""
+    for _ in range(5):
+        waits, (slept_ns, awake_ns, end_ns, taken) = woken_unseen()
+        assert len(waits) == 1
+        assert int(waits[0]["start_ns"]) >= slept_ns
+        ended_ns = int(duration_end(waits)[0])
+        assert slept_ns + SLEEP_NS - 1_000_000 <= ended_ns < end_ns
+        if not taken:
+            break
+    assert not taken
+    assert ended_ns < awake_ns + (end_ns - awake_ns) / 2
+
+
+def woken_unseen() -> tuple[Records, list[int]]:
+    """The sleep of a program that woke while no hook looked, and what the program said."""
+    switch = "offcpu__switch"
+    probes = loaded(ProbeSession(Settings()))
+    sleeper = subprocess.Popen(
+        [sys.executable, "-c", SLEEPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert sleeper.stdin is not None
+        assert sleeper.stdout is not None
+        probes.seed([sleeper.pid])
+        sleeper.stdin.write("\n")
+        sleeper.stdin.flush()
+        await_wait(probes, sleeper.pid, Wait.TIMER)
+        library().bpf_link__destroy(probes._loaded.named_links.pop(switch))
+        assert sleeper.stdout.readline() == "awake\n"
+        probes._attach_program(switch, probes._loaded.programs[switch])
+        time.sleep(0.1)
+        said, _ = sleeper.communicate("\n")
+        waits = probes.events.drain()
+    finally:
+        probes.close()
+        sleeper.kill()
+        sleeper.wait()
+    waits = waits[(waits["kind"] == Kind.OFFCPU) & (waits["tid"] == sleeper.pid)]
+    return waits[waits["flags"] == Wait.TIMER], [int(word) for word in said.split()]
+
+
+def await_wait(probes: ProbeSession, tid: int, reason: Wait) -> None:
+    until = time.monotonic() + 10
+    while True:
+        slot = probes.threads[probes.threads["tid"] == tid]
+        if int(slot["off_ns"].sum()) and slot["off_reason"].tolist() == [reason]:
+            return
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def test_without_forks_nothing_can_be_followed(monkeypatch: pytest.MonkeyPatch) -> None:
