@@ -283,12 +283,15 @@ def read_reply(response: http.client.HTTPResponse, sent_ns: int, headers_ns: int
 def server_sent_events(
     response: http.client.HTTPResponse,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each event with the time at which the bytes that completed it had arrived."""
+    """Each event with the time at which the bytes that completed it had arrived.
+
+    A server that has been silent for half a minute sends a comment, ":".
+    """
     pending = b""
     while received := response.read1(1 << 16):
         arrived_ns = time.monotonic_ns()
         *events, pending = (pending + received).split(b"\n\n")
         for event in events:
             data = event.removeprefix(b"data: ")
-            if data != b"[DONE]":
+            if data != b"[DONE]" and not event.startswith(b":"):
                 yield arrived_ns, json.loads(data)

@@ -19,7 +19,7 @@ import numpy as np
 import psutil
 
 from kernel.support import recording
-from lab.llama_server import LlamaServer
+from lab.llama_server import LlamaServer, ServerFailed
 from lab.make_model import make_model
 from ttftprof.analysis import analyse
 
@@ -52,7 +52,7 @@ class Soaked:
 
 def soak(models: Path, output: Path, minutes: float, every_s: float) -> Soaked:
     """Switches between models a and b until the time is over. Raises if the recorder fails."""
-    replies, looks = [], []
+    replies, looks, faults = [], [], []
     with LlamaServer.router(models) as server:
         server.chat("a", "hello")
         with recording(output, "--pid", str(server.pid)) as seen:
@@ -63,13 +63,16 @@ def soak(models: Path, output: Path, minutes: float, every_s: float) -> Soaked:
                 if due > began + minutes * 60:
                     break
                 time.sleep(max(0.0, due - time.monotonic()))
-                replies.append(server.chat(model, "Say in one word what a page fault is."))
+                try:
+                    replies.append(server.chat(model, "Say in one word what a page fault is."))
+                except (ServerFailed, OSError, ValueError) as error:
+                    faults.append(f"switch {number} failed: {error}")
                 looks.append(look(process, began))
                 show(looks)
             cpu = process.cpu_times()
             share = (cpu.user + cpu.system) / (time.monotonic() - began)
     report = analyse(output)
-    faults = [f"lost {count} × {place}" for place, count in report.lost.items() if count]
+    faults += [f"lost {count} × {place}" for place, count in report.lost.items() if count]
     if not report.complete:
         faults.append("the recording is incomplete")
     if len(report.requests) != len(replies):
