@@ -15,14 +15,12 @@ import errno
 import fcntl
 import json
 import os
-import re
 import shlex
 import shutil
 import sqlite3
 import tempfile
 import time
 import weakref
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +29,16 @@ from typing import Any, Protocol, Self, overload
 import numpy as np
 
 from ttftprof.caller import sudo_caller
+from ttftprof.columns import (
+    UPDATE,
+    Columns,
+    as_records,
+    dtype_of,
+    joined,
+    layout_of,
+    pack,
+    unpack,
+)
 from ttftprof.errors import OutputError, RecordingError
 from ttftprof.events import EVENT, FILE_ROW, THREAD_ROW, Records
 from ttftprof.gpu_rows import GPU_PROCESS_ROW, GPU_ROW
@@ -40,10 +48,8 @@ APPLICATION_ID = 0x54544654  # "TTFT"
 VERSION = 1
 _MAGIC = b"SQLite format 3\0"
 FOLD_EVERY_S = 5.0  # what of a killed recording is in its log alone
-COMPRESS_FROM_BYTES = 2048
 _PAGE_RECORDS = 1 << 15  # at least, of what is read part by part
 _LAST_ROW = (1 << 63) - 1
-MAX_BATCH_BYTES = 256 << 20  # more than any ring holds: no file makes a reader swell
 _MOST_COMPRESSED = 1032  # bytes out of one, at most: https://zlib.net/zlib_tech.html
 
 _SCHEMA = """
@@ -114,91 +120,11 @@ class Facts(Protocol):
     @property
     def meta(self) -> dict[str, Any]: ...
     def stream(self, stream: str) -> Records: ...
-    def pages(self, stream: str) -> Sequence[Records]: ...
+    def pages(self, stream: str) -> Sequence[Columns]: ...
     def has_field(self, stream: str, field: str) -> bool: ...
     def facts(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]: ...
     def sources(self) -> list[Source]: ...
     def lost(self) -> dict[str, int]: ...
-
-
-def layout_of(dtype: np.dtype[Any]) -> list[list[Any]]:
-    """A dtype as JSON: [[name, type, shape], …] in order, without padding."""
-    fields = []
-    for name in dtype.names or ():
-        kind = dtype[name]
-        fields.append([name, kind.base.str, list(kind.shape)])
-    return fields
-
-
-_PLAIN_TYPE = re.compile(r"[<|][uif][1248]")
-
-
-def dtype_of(layout: Iterable[Iterable[Any]]) -> np.dtype[Any]:
-    """The inverse of `layout_of`. Raises `ValueError` or `TypeError` for anything else."""
-    fields: list[Any] = []
-    for name, kind, shape in layout:
-        lengths = tuple(int(d) for d in shape)
-        if not _PLAIN_TYPE.fullmatch(kind) or not all(0 < d <= 4096 for d in lengths):
-            raise ValueError(f"no layout of numbers: {kind!r} {lengths}")
-        fields.append((str(name), kind, lengths))
-    return np.dtype(fields)
-
-
-def in_layout(records: Records, dtype: np.dtype[Any]) -> Records:
-    """The records in this version's layout; a field that they were written without reads as 0."""
-    if records.dtype == dtype:
-        return records
-    present = np.zeros(len(records), dtype)
-    for name in records.dtype.names or ():
-        present[name] = records[name]
-    return present
-
-
-def pack(records: Records) -> tuple[str, bytes]:
-    """(codec, bytes) of a structured array: its columns one after the other.
-
-    Times are stored as differences, which is what makes the columns small.
-    """
-    columns = []
-    for name in records.dtype.names or ():
-        column = np.ascontiguousarray(records[name])
-        if name in ("start_ns", "ns"):
-            column = np.diff(column, prepend=column.dtype.type(0))
-        columns.append(column.tobytes())
-    plain = b"".join(columns)
-    if len(plain) < COMPRESS_FROM_BYTES:
-        return "columns", plain
-    return "columns+zlib", zlib.compress(plain, 1)
-
-
-def unpack(codec: str, data: bytes, dtype: np.dtype[Any], count: int) -> Records:
-    """The inverse of `pack`. Raises `RecordingError` if the bytes do not fit the layout."""
-    if not 0 <= count <= MAX_BATCH_BYTES // dtype.itemsize:
-        raise RecordingError(f"a batch of the recording is damaged ({count} records)")
-    if codec == "columns+zlib":
-        try:
-            # Bounded by what the layout says: a hostile file cannot swell in memory.
-            data = zlib.decompressobj().decompress(data, count * dtype.itemsize + 1)
-        except zlib.error as error:
-            raise RecordingError(f"a batch of the recording is damaged ({error})") from error
-    elif codec != "columns":
-        raise RecordingError(f"the recording uses an unknown encoding, {codec!r}", _UPDATE)
-    if len(data) != count * dtype.itemsize:
-        raise RecordingError("a batch of the recording is damaged (its length is wrong)")
-    records = np.empty(count, dtype)
-    at = 0
-    for name in dtype.names or ():
-        kind = dtype[name]
-        size = kind.itemsize * count
-        column = np.frombuffer(data, kind.base, count * (kind.itemsize // kind.base.itemsize), at)
-        at += size
-        if name in ("start_ns", "ns"):
-            column = np.cumsum(column, dtype=kind.base)
-        records[name] = column.reshape((count, *kind.shape))
-    return records
-
-
-_UPDATE = "read it with a newer ttftprof: pip install --upgrade ttftprof"
 
 
 def filesystem_of(path: Path) -> str:
@@ -533,7 +459,7 @@ class Reader:
             raise RecordingError(
                 f"{self.path} was written by a newer ttftprof (format {version}, this one reads "
                 f"up to {VERSION})",
-                _UPDATE,
+                UPDATE,
             )
 
     def _check_size(self) -> None:
@@ -598,10 +524,15 @@ class Reader:
     def complete(self) -> bool:
         return bool(self.meta.get("complete", False))
 
-    def batches(
+    def batches(self, stream: str) -> Iterator[Records]:
+        """The packed arrays of a stream, in the order they were written."""
+        for columns in self.columns(stream):
+            yield as_records(columns, STREAMS[stream])
+
+    def columns(
         self, stream: str, first_row: int = 0, last_row: int = _LAST_ROW
-    ) -> Iterator[Records]:
-        """The packed arrays of a stream (or of some rows of it), in the order they were written."""
+    ) -> Iterator[Columns]:
+        """The same as they lie in the file, of all of it or of some rows."""
         dtype = self._layouts.get(stream)
         if dtype is None:
             return
@@ -613,7 +544,7 @@ class Reader:
             if not isinstance(data, bytes) or not isinstance(count, int):
                 raise self._damaged(ValueError("a batch row is malformed"))
             try:
-                yield in_layout(unpack(codec, data, dtype, count), STREAMS[stream])
+                yield unpack(codec, data, dtype, count)
             except ValueError as error:
                 raise self._damaged(error) from error
 
@@ -622,14 +553,15 @@ class Reader:
 
         It is filled batch by batch, so that no second copy of the recording is ever held.
         """
-        whole = np.empty(self._length(stream), STREAMS[stream])
+        whole = np.zeros(self._length(stream), STREAMS[stream])
         at = 0
-        for batch in self.batches(stream):
-            whole[at : at + len(batch)] = batch
-            at += len(batch)
+        for columns in self.columns(stream):
+            for name, column in columns.items():
+                whole[name][at : at + len(column)] = column
+            at += len(column)
         return whole
 
-    def pages(self, stream: str) -> Sequence[Records]:
+    def pages(self, stream: str) -> Sequence[Columns]:
         """A stream to be read part by part: some thousand records each, in the order they were
         written. They can be read for as long as they are held, also once this is closed."""
         return _Pages(Reader(self.path), stream)
@@ -706,7 +638,7 @@ class Reader:
         self.close()
 
 
-class _Pages(Sequence[Records]):
+class _Pages(Sequence[Columns]):
     """See `Reader.pages`."""
 
     def __init__(self, reader: Reader, stream: str) -> None:
@@ -718,13 +650,14 @@ class _Pages(Sequence[Records]):
         return len(self._rows)
 
     @overload
-    def __getitem__(self, number: int) -> Records: ...
+    def __getitem__(self, number: int) -> Columns: ...
     @overload
-    def __getitem__(self, number: slice) -> list[Records]: ...
-    def __getitem__(self, number: int | slice) -> Records | list[Records]:
+    def __getitem__(self, number: slice) -> list[Columns]: ...
+    def __getitem__(self, number: int | slice) -> Columns | list[Columns]:
         if isinstance(number, slice):
             return [self[n] for n in range(*number.indices(len(self)))]
-        return np.concatenate(list(self._reader.batches(self._stream, *self._rows[number])))
+        batches = list(self._reader.columns(self._stream, *self._rows[number]))
+        return joined(batches, STREAMS[self._stream])
 
 
 _TABLES = {"meta", "layouts", "batches", "facts", "sources", "lost"}

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ttftprof.clock import NS_PER_S, now_ns
+from ttftprof.columns import Columns, of_records
 from ttftprof.events import EVENT, Kind, Records
 from ttftprof.recording import STREAMS, Source, Writer
 
@@ -192,8 +193,8 @@ class View:
         parts = [b.records for b in self._batches if b.stream == stream]
         return np.concatenate(parts) if parts else np.empty(0, STREAMS[stream])
 
-    def pages(self, stream: str) -> list[Records]:
-        return [self.stream(stream)]
+    def pages(self, stream: str) -> list[Columns]:
+        return [of_records(self.stream(stream))]
 
     def has_field(self, stream: str, field: str) -> bool:
         return field in (STREAMS[stream].names or ())

@@ -17,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ttftprof import path_model, remote
+from ttftprof.columns import Columns
 from ttftprof.events import Kind, ReadFlag, Records, Wait, duration_end
 from ttftprof.grouping import grouped, split_by
 from ttftprof.model import PathModel, WaitSplit
 from ttftprof.timeline import FileFacts, Timeline
-from ttftprof.windows import Columns, Ints
+from ttftprof.windows import Ints
 
 DEVICE = 0
 PLAIN_READ_BYTES = 1 << 20

@@ -14,8 +14,9 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from ttftprof.columns import Columns
 from ttftprof.events import Kind, Records, Wait
-from ttftprof.windows import Columns, Ints, Windowed
+from ttftprof.windows import Ints, Windowed
 
 FOREVER = int(np.iinfo(np.int64).max)
 

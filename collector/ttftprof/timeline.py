@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from ttftprof import gpu_facts, python_facts, remote, uncached, windows
 from ttftprof.clock import Jump
+from ttftprof.columns import Columns
 from ttftprof.connections import OwnConnections
 from ttftprof.engines.catalog import (
     Engine,
@@ -38,7 +39,7 @@ from ttftprof.recording import LOOKED_AT, Facts, Source, is_watched
 from ttftprof.sources.http import BEGAN_BEFORE
 from ttftprof.sources.mountstats import MountStats, ShareStats
 from ttftprof.threads import FOREVER, LastWaits, Threads
-from ttftprof.windows import BULKY, IMPOSSIBLE_NS, Columns, Ints, Windowed
+from ttftprof.windows import BULKY, IMPOSSIBLE_NS, Ints, Windowed
 
 _Derived = TypeVar("_Derived")
 _Key = TypeVar("_Key", bound=Hashable)

@@ -14,15 +14,15 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from ttftprof.columns import Columns, as_records, chosen, length, of_records
 from ttftprof.events import EVENT, Kind, Records
 
 Ints = npt.NDArray[np.int64]
-Columns = Mapping[str, npt.NDArray[Any]]  # parallel arrays
 
 LONG_NS = 250_000_000
 IMPOSSIBLE_NS = 1 << 62  # 146 years of uptime: no clock says so, only a damaged record
@@ -54,7 +54,7 @@ class _Stretch:
         start_ns = columns["start_ns"]
         if not bool((start_ns[1:] >= start_ns[:-1]).all()):
             order = np.argsort(start_ns, kind="stable")
-            columns = {name: column[order] for name, column in columns.items()}
+            columns = chosen(columns, order)
         took = columns["end_ns"] - columns["start_ns"]
         return cls(columns, int(took.max(initial=0)))
 
@@ -70,7 +70,7 @@ class _Stretch:
         within = self.columns["end_ns"][part] > start_ns
         if bool(within.all()):
             return {name: column[part] for name, column in self.columns.items()}
-        return {name: column[part][within] for name, column in self.columns.items()}
+        return chosen(self.columns, part.start + np.flatnonzero(within))
 
     def begun(self, start_ns: int, end_ns: int) -> Columns:
         part = self._between(start_ns, end_ns)
@@ -142,9 +142,9 @@ class Windowed:
 
     def records(self) -> Iterator[Records]:
         """All of them as `EVENT`, in parts, as they were written."""
-        for records in self._pages.source:
-            own, _ = possible(records, "start_ns", "duration_ns")
-            yield own[own["kind"] == self._kind]
+        for page in self._pages.source:
+            own = _possible(page)
+            yield as_records(chosen(own, own["kind"] == self._kind), EVENT)
 
     def windows(self, share: float = 1.0) -> Iterator[tuple[int, int]]:
         """[start, end) of windows that together hold all records, some thousand in each; or such a
@@ -172,7 +172,7 @@ class Windowed:
 class _Pages:
     """The pages of a recording, split by kind; the last ones asked for are kept."""
 
-    def __init__(self, source: Sequence[Records]) -> None:
+    def __init__(self, source: Sequence[Columns]) -> None:
         self.source = source
         self._kept: OrderedDict[int, _Page] = OrderedDict()
         self._kept_bytes = 0
@@ -203,7 +203,7 @@ class Events:
     impossible: int
 
 
-def read(source: Sequence[Records], notes: Mapping[Kind, Note] | None = None) -> Events:
+def read(source: Sequence[Columns], notes: Mapping[Kind, Note] | None = None) -> Events:
     """Goes through all pages of `EVENT` once."""
     pages = _Pages(source)
     near: dict[Kind, list[_Reach]] = {kind: [] for kind in BULKY}
@@ -225,43 +225,51 @@ def read(source: Sequence[Records], notes: Mapping[Kind, Note] | None = None) ->
     return Events(bulky, np.concatenate(rest), impossible)
 
 
-def _split(
-    records: Records,
-) -> tuple[_Page, Mapping[Kind, Columns], Records, int]:
+def _split(records: Columns) -> tuple[_Page, Mapping[Kind, Columns], Records, int]:
     """(by kind what is short, what took long; records of other kinds; how many cannot be)."""
-    records, impossible = possible(records, "start_ns", "duration_ns")
-    kinds, others = records["kind"], np.ones(len(records), bool)
+    sound = _possible(records)
+    kinds, others = sound["kind"], np.ones(length(sound), bool)
     page, far = {}, {}
     for kind in BULKY:
         own = kinds == kind
         others &= ~own
-        columns = _columns(records, own, kind)
+        columns = _of_kind(sound, np.flatnonzero(own), kind)
         long = columns["end_ns"] - columns["start_ns"] > LONG_NS
-        far[kind] = {name: column[long] for name, column in columns.items()}
-        if bool(long.any()):
-            columns = {name: column[~long] for name, column in columns.items()}
-        page[kind] = _Stretch.of(columns)
-    return page, far, records[others], impossible
+        far[kind] = chosen(columns, long)
+        page[kind] = _Stretch.of(chosen(columns, ~long) if bool(long.any()) else columns)
+    rest = as_records(chosen(sound, others), EVENT)
+    return page, far, rest, length(records) - length(sound)
+
+
+def _possible(records: Columns) -> Columns:
+    wrong = _impossible(records, "start_ns", "duration_ns")
+    return chosen(records, ~wrong) if bool(wrong.any()) else records
 
 
 def possible(records: Records, *stamps: str) -> tuple[Records, int]:
     """(the records without those whose stamps no clock ever showed, the number of those)."""
-    impossible = np.zeros(len(records), bool)
+    wrong = _impossible(records, *stamps)
+    number = int(np.count_nonzero(wrong))
+    return (records[~wrong] if number else records), number
+
+
+def _impossible(records: Columns | Records, *stamps: str) -> npt.NDArray[np.bool_]:
+    wrong = np.zeros(len(records[stamps[0]]), bool)
     for name in stamps:
-        impossible |= records[name] >= IMPOSSIBLE_NS
-    number = int(np.count_nonzero(impossible))
-    return (records[~impossible] if number else records), number
+        wrong |= records[name] >= IMPOSSIBLE_NS
+    return wrong
 
 
-def _columns(records: Records, own: npt.NDArray[np.bool_], kind: Kind) -> Columns:
-    start_ns = records["start_ns"][own].view(np.int64)
-    end_ns = start_ns + records["duration_ns"][own].view(np.int64)
-    fields = {name: records[name][own] for name in _FIELDS[kind]}
-    return {"start_ns": start_ns, "end_ns": end_ns, **fields}
+def _of_kind(records: Columns, where: npt.NDArray[np.intp], kind: Kind) -> Columns:
+    names = ("start_ns", "duration_ns", *_FIELDS[kind])
+    fields = chosen({name: records[name] for name in names}, where)
+    start_ns = fields["start_ns"].view(np.int64)
+    end_ns = start_ns + fields["duration_ns"].view(np.int64)
+    return {"start_ns": start_ns, "end_ns": end_ns, **{n: fields[n] for n in _FIELDS[kind]}}
 
 
 def _none_of(kind: Kind) -> Columns:
-    return _columns(np.empty(0, EVENT), np.empty(0, bool), kind)
+    return _of_kind(of_records(np.empty(0, EVENT)), np.empty(0, np.intp), kind)
 
 
 def _concatenated(pieces: Sequence[Columns]) -> Columns:
@@ -273,7 +281,7 @@ def _by_length(long: Columns) -> list[_Stretch]:
     took = long["end_ns"] - long["start_ns"]
     classes = np.log2(np.maximum(took / LONG_NS, 1)).astype(np.int64) // _LENGTH_CLASS_BITS
     masks = (classes == number for number in np.unique(classes).tolist())
-    return [_Stretch.of({name: column[own] for name, column in long.items()}) for own in masks]
+    return [_Stretch.of(chosen(long, own)) for own in masks]
 
 
 def _size_bytes(page: _Page) -> int:

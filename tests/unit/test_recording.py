@@ -23,20 +23,10 @@ from hypothesis import strategies as st
 
 from conftest import unsupported
 from ttftprof import recording
+from ttftprof.columns import MAX_BATCH_BYTES, as_records, layout_of, length, pack, unpack
 from ttftprof.errors import OutputError, RecordingError
 from ttftprof.events import EVENT, FILE_ROW, THREAD_ROW, Records
-from ttftprof.recording import (
-    APPLICATION_ID,
-    MAX_BATCH_BYTES,
-    VERSION,
-    Reader,
-    Source,
-    Writer,
-    filesystem_of,
-    layout_of,
-    pack,
-    unpack,
-)
+from ttftprof.recording import APPLICATION_ID, VERSION, Reader, Source, Writer, filesystem_of
 
 NOBODY = 65534
 FLIPS = 400
@@ -136,7 +126,7 @@ def test_packed_arrays_come_back_as_they_were(
     count = len(whole) // dtype.itemsize
     rows = np.frombuffer(whole[: count * dtype.itemsize], dtype)
     codec, packed = pack(rows)
-    assert np.array_equal(unpack(codec, packed, dtype, count), rows)
+    assert np.array_equal(as_records(unpack(codec, packed, dtype, count), dtype), rows)
 
 
 @given(
@@ -146,10 +136,10 @@ def test_packed_arrays_come_back_as_they_were(
 )
 def test_arbitrary_bytes_are_an_array_or_an_error(codec: str, data: bytes, count: int) -> None:
     try:
-        rows = unpack(codec, data, EVENT, count)
+        columns = unpack(codec, data, EVENT, count)
     except RecordingError:
         return
-    assert len(rows) == count
+    assert length(columns) == count
 
 
 def test_a_batch_that_swells_is_refused_before_it_does() -> None:
@@ -572,9 +562,9 @@ def test_cut_anywhere_it_is_an_error(tmp_path: Path, sample: bytes) -> None:
     path.write_bytes(sample)
     cuts = range(len(sample) - 1024, 0, -1024)
     assert len(cuts) > 50
-    for length in cuts:
-        os.truncate(path, length)
-        assert not reads_or_says_why(path), f"cut to {length} bytes it reads"
+    for size in cuts:
+        os.truncate(path, size)
+        assert not reads_or_says_why(path), f"cut to {size} bytes it reads"
 
 
 def test_a_flipped_bit_is_an_error_or_a_wrong_value(tmp_path: Path, sample: bytes) -> None:

@@ -330,7 +330,7 @@ def _budget(text: str) -> float | None:
     return percent / 100
 
 
-_MAX_RING_KB = 256 << 10  # what a reader takes as one batch, recording.MAX_BATCH_BYTES
+_MAX_RING_KB = 256 << 10  # what a reader takes as one batch, columns.MAX_BATCH_BYTES
 
 
 def with_rings(ring_kb: int) -> Settings:
