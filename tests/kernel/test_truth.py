@@ -19,6 +19,7 @@ from kernel.stalls import watch_for_stalls
 from kernel.support import Recording, start_recording
 from kernel.truth_table import TABLE, Row, summary
 from ttftprof.analysis import conclude
+from ttftprof.columns import Columns, of_records
 from ttftprof.events import Kind, Records
 from ttftprof.model import CONFIDENCES, FileUse, Report, Request
 from ttftprof.recording import Reader, Source
@@ -118,8 +119,8 @@ class Without:
             records = records[~np.isin(records["kind"], [Kind.MARK_ENTER, Kind.MARK_EXIT])]
         return records
 
-    def pages(self, stream: str) -> list[Records]:
-        return [self.stream(stream)]
+    def pages(self, stream: str) -> list[Columns]:
+        return [of_records(self.stream(stream))]
 
     def has_field(self, stream: str, field: str) -> bool:
         return self._reader.has_field(stream, field)
