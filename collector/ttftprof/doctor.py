@@ -30,6 +30,7 @@ from ttftprof.kernel.session import (
     MINIMUM,
     MINIMUM_KERNEL,
     OBJECT,
+    OBJECT_WITHOUT_BTF,
     ProbeSession,
     ProbeState,
     Settings,
@@ -149,7 +150,7 @@ def examine(machine: Machine | None = None) -> Diagnosis:
         check_confinement(here),
         check_btf(here),
         check_libbpf(here),
-        check_objects(),
+        check_objects(OBJECT if VMLINUX.exists() else OBJECT_WITHOUT_BTF),
         *check_probes(here),
         check_jit(here),
         check_ticks(),
@@ -289,30 +290,33 @@ def check_btf(machine: Machine) -> Check:
         size = path.stat().st_size
     except OSError:
         return _without_btf(machine)
-    return Check("BTF", OK, f"{size / (1 << 20):.1f} MiB", required=True)
+    return Check("BTF", OK, f"{size / (1 << 20):.1f} MiB, for the loader libbpf", required=True)
 
 
 def _without_btf(machine: Machine) -> Check:
     """Then the probes are fitted to the kernel by its headers, compiled by bcc."""
-    none = "no /sys/kernel/btf/vmlinux"
-    wanted = []
+    chosen = "no /sys/kernel/btf/vmlinux, so the loader is bcc"
+    lacking, wanted = [], []
     if bcc_folder(machine.root / "usr") is None:
+        lacking.append("its Python module")
         wanted.append(install_command(bcc_packages(), machine.root))
     if not has_headers(machine.root, machine.release):
+        lacking.append(f"the headers of {machine.release}")
         wanted.append(install_command(header_packages(machine.release), machine.root))
     if wanted:
         return Check(
             "BTF",
             MISSING,
-            f"{none}, and no kernel headers for bcc",
+            f"{chosen}, and it lacks {' and '.join(lacking)}",
             "the probes cannot be fitted to this kernel",
-            f"{'; '.join(wanted)}; or a kernel built with CONFIG_DEBUG_INFO_BTF=y",
+            f"{'; '.join(wanted)}; for a kernel that you built, BCC_KERNEL_SOURCE=its source; "
+            "or a kernel built with CONFIG_DEBUG_INFO_BTF=y",
             required=True,
         )
     return Check(
         "BTF",
         DEGRADED,
-        f"{none}; bcc compiles the kernel's headers",
+        f"{chosen}, which compiles the kernel's headers",
         "recording begins seconds later, and FUSE requests are unknown",
         "a distribution kernel (all since 2021 carry it)",
         required=True,
@@ -337,7 +341,7 @@ def check_libbpf(machine: Machine) -> Check:
     return Check("libbpf", OK, version, required=True)
 
 
-def check_objects(path: Path = OBJECT) -> Check:
+def check_objects(path: Path) -> Check:
     if path.exists():
         return Check("probe objects", OK, f"{path.stat().st_size >> 10} KiB", required=True)
     return Check(

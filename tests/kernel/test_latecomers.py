@@ -46,7 +46,9 @@ def load_fuse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], N
         ),
     )
     monkeypatch.setattr(session, "_MODULES", tmp_path)
-    monkeypatch.setattr(latecomers, "is_loaded", lambda name: name == "fuse" and loaded.exists())
+    monkeypatch.setattr(
+        latecomers, "is_loaded", lambda name, _typed: name == "fuse" and loaded.exists()
+    )
     return loaded.touch
 
 

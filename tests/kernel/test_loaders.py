@@ -6,13 +6,16 @@ the same with Debian's own headers.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 import numpy as np
 import pytest
@@ -22,8 +25,10 @@ from kernel.support import Recording, recording, start_recording
 from lab.kernel_headers import write_headers
 from ttftprof.errors import Unsupported
 from ttftprof.events import Kind, Records
-from ttftprof.kernel import headers, session
+from ttftprof.kernel import headers, latecomers, session
+from ttftprof.kernel.libbpf import BpfError, Pointer
 from ttftprof.kernel.session import ProbeSession, ProbeState, Settings
+from ttftprof.kernel.table import PROBES
 from ttftprof.model import Report
 from workloads.cache import drop_cache, make_model
 from workloads.counted import FORKS, MMAPS, READS, Program, started
@@ -43,6 +48,7 @@ EXACT = (
     Kind.PROCESS_EXIT,
 )
 BY_LOADER = ("libbpf", "bcc")
+TIMEOUT_S = 20
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -255,3 +261,57 @@ def test_headers_that_do_not_compile_are_told_by_the_compilers_word(
         ProbeSession(Settings(loader="bcc")).load()
     assert "not of this kernel" in raised.value.message
     assert "exactly this kernel" in raised.value.next_step
+
+
+READ = """
+import sys
+model = open(sys.argv[1], "rb", buffering=0)
+sys.stdin.readline()
+model.read()
+"""
+
+
+def test_a_module_that_comes_later_needs_no_types(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The hooks of the page cache are played as those of a module: at first there are none."""
+    loaded, attach = tmp_path / "loaded", ProbeSession._attach_program
+
+    def attach_program(self: ProbeSession, name: str, program: Pointer) -> None:
+        if name.startswith("pagecache__") and not loaded.exists():
+            raise BpfError("attach", errno.ENOENT)
+        attach(self, name, program)
+
+    monkeypatch.setattr(ProbeSession, "_attach_program", attach_program)
+    monkeypatch.setattr(latecomers, "is_loaded", lambda _name, typed: loaded.exists() and not typed)
+    probes = list(PROBES)
+    number = [p.stem for p in probes].index("pagecache")
+    own = frozenset({"ext4"})
+    probes[number] = replace(probes[number], modules=("played",), filesystems=own)
+    model = make_model(tmp_path / "model.gguf", MODEL_BYTES)
+    drop_cache(model)
+    found = ProbeSession(Settings(loader="bcc"), probes)
+    reader = Popen([sys.executable, "-c", READ, str(model)], stdin=PIPE)
+    try:
+        found.load()
+        found.attach()
+        before = found.states_for(["ext4"])[number]
+        found.seed([reader.pid])
+        found.await_modules()
+        loaded.touch()
+        began = time.monotonic()
+        while found.states_for(["ext4"])[number].state == "absent":
+            assert time.monotonic() - began < TIMEOUT_S
+            time.sleep(0.05)
+            found.take_late(())
+        after = found.states_for(["ext4"])[number]
+        reader.communicate(b"go\n", timeout=TIMEOUT_S)
+        pages = int(found.files["added_pages"].sum())
+    finally:
+        reader.kill()
+        reader.wait()
+        found.close()
+    assert before.reason == "the module played was not loaded while recording ran"
+    assert (after.state, after.lost) == ("ok", "")
+    assert "as its module was loaded" in after.reason
+    assert pages == -(-MODEL_BYTES // 4096)

@@ -219,12 +219,15 @@ def test_without_btf_headers_and_bcc_will_do(tmp_path: Path) -> None:
     release = {"etc/os-release": "ID=fedora\n"}
     wanted = doctor.check_btf(machine(tmp_path, release, release="6.1.0-x86_64"))
     assert_helps(wanted, "missing")
+    assert "bcc, and it lacks its Python module and the headers of 6.1.0-x86_64" in wanted.found
     assert "dnf install python3-bcc; dnf install kernel-devel-6.1.0-x86_64" in wanted.fix
     found = {
         "usr/lib/python3.12/site-packages/bcc/libbcc.py": "",
         "lib/modules/6.1.0-x86_64/build/Makefile": "",
     }
-    assert_helps(doctor.check_btf(machine(tmp_path, found, release="6.1.0-x86_64")), "degraded")
+    chosen = doctor.check_btf(machine(tmp_path, found, release="6.1.0-x86_64"))
+    assert_helps(chosen, "degraded")
+    assert "the loader is bcc" in chosen.found
 
 
 DISTRIBUTIONS = [

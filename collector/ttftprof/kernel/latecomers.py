@@ -41,15 +41,17 @@ class Latecomers:
         modules: Iterable[str],
         attach: Callable[[], Sequence[Attached]],
         kept_fds: Iterable[int],
+        with_types: bool = True,
     ) -> None:
-        """`attach` attaches what can be had now and was not before; it may use `kept_fds` only. To
-        be made while this process has one thread."""
+        """`attach` attaches what can be had now and was not before; it may use `kept_fds` only.
+        `with_types`: a module is of use only if it carries them. To be made while this process has
+        one thread."""
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._pid = os.fork()
         if self._pid == 0:
             try:
                 privilege.alone_with([theirs.fileno(), *kept_fds])
-                _wait(set(modules), attach, theirs)
+                _wait(set(modules), attach, theirs, with_types)
             except (OSError, TtftprofError):
                 pass  # the probe stays as absent as it was
             finally:
@@ -76,19 +78,24 @@ class Latecomers:
         os.waitpid(self._pid, 0)
 
 
-def is_loaded(module: str, sysfs: Path = Path("/sys")) -> bool:
-    """Whether a module has been initialised and carries types."""
+def is_loaded(module: str, with_types: bool = True, sysfs: Path = Path("/sys")) -> bool:
+    """Whether a module has been initialised, and carries types."""
     with suppress(OSError):
         live = (sysfs / "module" / module / "initstate").read_text() == "live\n"
-        return live and (sysfs / "kernel/btf" / module).exists()
+        return live and (not with_types or (sysfs / "kernel/btf" / module).exists())
     return False
 
 
-def _wait(modules: set[str], attach: Callable[[], Sequence[Attached]], end: socket.socket) -> None:
+def _wait(
+    modules: set[str],
+    attach: Callable[[], Sequence[Attached]],
+    end: socket.socket,
+    with_types: bool,
+) -> None:
     poll = select.poll()
     poll.register(end, select.POLLIN)
     while modules and not poll.poll(LOOK_EVERY_MS):
-        came = {module for module in modules if is_loaded(module)}
+        came = {module for module in modules if is_loaded(module, with_types)}
         modules -= came
         if came and (attached := attach()):
             _hand_over(attached, end)

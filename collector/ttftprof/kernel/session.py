@@ -310,14 +310,18 @@ class ProbeSession:
         kernel, names = KernelTypes(), ProbeObject()
         try:
             without = self._look_for_hooks(kernel, names)
-            needy = {self._probes[name.partition("__")[0]] for name in self._missing}
-            modules = {module for probe in needy for module in probe.modules}
-            self._awaited = {m for m in modules if not (_MODULES / m).exists()}
+            self._awaited = self._absent_modules()
         finally:
             names.close()
             kernel.close()
         self._leave_out_missing()
         return without
+
+    def _absent_modules(self) -> set[str]:
+        """Those that are not loaded and may bring what is missing."""
+        needy = {self._probes[name.partition("__")[0]] for name in self._missing}
+        modules = {module for probe in needy for module in probe.modules}
+        return {m for m in modules if not (_MODULES / m).exists()}
 
     def _look_for_hooks(self, kernel: KernelTypes, names: ProbeObject) -> set[str]:
         """Notes which programs lack theirs; gives them, with those that another form serves for.
@@ -465,19 +469,25 @@ class ProbeSession:
     def attach(self) -> None:
         """Attaches all probes; the process tree first, so that no child slips through."""
         self._fill_dispatch()
-        loaded = [n for n in self._loaded.programs if self._loaded.is_loaded(n)]
-        for name in sorted(loaded, key=lambda n: not n.startswith("process__")):
-            if name not in HANDLERS and name not in _OTHER_FORMS:
-                self._attach_first([name])
-        for variants in VARIANTS:
-            forms = [name for name in variants if name in loaded]
-            self._attach_first(sorted(forms, key=lambda n: -variants[n]))
+        for forms in self._choices():
+            self._attach_first(forms)
+        if self._types is not None:  # with BTF it is known before anything is loaded
+            self._awaited = self._absent_modules()
         self._mark_absent()
         self._attached_ns = now_ns()
 
+    def _choices(self) -> list[list[str]]:
+        """What is loaded and has a hook, in the order of attaching; of the forms in one list the
+        first that the kernel takes serves."""
+        loaded = [n for n in self._loaded.programs if self._loaded.is_loaded(n)]
+        alone = [n for n in loaded if n not in HANDLERS and n not in _OTHER_FORMS]
+        alone.sort(key=lambda n: not n.startswith("process__"))
+        # What reads more arguments than a hook passes, the kernel refuses: the longest comes first.
+        several = [[n for n in _longest_first(v) if n in loaded] for v in VARIANTS]
+        return [*([name] for name in alone), *several]
+
     def _attach_first(self, forms: Sequence[str]) -> None:
-        """The first of several forms that the kernel takes; what reads more arguments than a hook
-        passes, it refuses."""
+        """The first of several forms that the kernel takes."""
         refusals = []
         if self._attached.intersection(forms):
             return
@@ -493,6 +503,8 @@ class ProbeSession:
         for name, refusal in refusals[:1]:
             reason = self._in_place_of(name, self._why_not_attached(name, refusal))
             self._leave_out(name, reason)
+            if self._types is not None:
+                self._missing |= {form: reason for form, _ in refusals}
 
     def _why_not_attached(self, name: str, error: BpfError) -> str:
         if error.errno != errno.ENOENT:
@@ -516,9 +528,16 @@ class ProbeSession:
     def await_modules(self) -> None:
         """From now on probes of modules that are not loaded yet are attached when they are. To be
         called after `attach`, while this process has one thread."""
-        if self._awaited:
-            kept = self._maps.values()
+        if not self._awaited:
+            return
+        kept = [*self._maps.values()]
+        if self._types is None:
             self._latecomers = Latecomers(self._awaited, self._attach_late, kept)
+            return
+        kept += [library().bpf_program__fd(self._loaded.programs[name]) for name in self._missing]
+        self._latecomers = Latecomers(
+            self._awaited, self._attach_late_by_name, kept, with_types=False
+        )
 
     def _attach_late(self) -> list[Attached]:
         """Attaches what was missing and is not any more. Runs in a process of its own."""
@@ -536,14 +555,22 @@ class ProbeSession:
             link = library().bpf_program__attach(late.programs[name])
             if link or _kprobe_of(name) not in found - {name}:
                 links[name] = libbpf.present(f"attach {name}", link)
-        return [
-            Attached(
-                name,
-                library().bpf_program__fd(late.programs[name]),
-                library().bpf_link__fd(link),
-            )
-            for name, link in links.items()
-        ]
+        return _attached(late, links)
+
+    def _attach_late_by_name(self) -> list[Attached]:
+        """The same without BTF, where a program is loaded before there is what it is attached to;
+        of several forms the first that the kernel takes. Runs in a process of its own."""
+        links: dict[str, Pointer] = {}
+        for forms in self._choices():
+            if not self._missing.keys() >= set(forms):
+                continue
+            for name in forms:
+                if link := library().bpf_program__attach(self._loaded.programs[name]):
+                    links[name] = Pointer(link)
+                    break
+        for name in links:
+            self._missing.pop(name)
+        return _attached(self._loaded, links)
 
     def take_late(self, used: Iterable[str]) -> None:
         """Takes over what was attached since the last call, and says so in the states. `used`: the
@@ -777,6 +804,18 @@ class ProbeSession:
         if self._object is not None:
             self._object.close()
             self._object = None
+
+
+def _longest_first(variants: Mapping[str, int]) -> list[str]:
+    return sorted(variants, key=lambda name: -variants[name])
+
+
+def _attached(loaded: ProbeObject, links: Mapping[str, Pointer]) -> list[Attached]:
+    lib = library()
+    return [
+        Attached(name, lib.bpf_program__fd(loaded.programs[name]), lib.bpf_link__fd(link))
+        for name, link in links.items()
+    ]
 
 
 def _forbidden() -> NotPermitted:
