@@ -30,6 +30,7 @@ _LATE_NS = 2_000_000
 # What a call of NVML asks, and the field that has it if another call answered.
 _QUESTIONS = {
     "nvmlDeviceGetMemoryInfo": ("memory", Valid.USED),
+    "nvmlDeviceGetMemoryInfo_v2": ("memory", Valid.USED),
     "nvmlDeviceGetUtilizationRates": ("utilisation", Valid.BUSY),
     "nvmlDeviceGetComputeRunningProcesses_v3": ("memory by process", None),
     "nvmlDeviceGetPcieThroughput": ("link traffic", Valid.RX),

@@ -117,6 +117,7 @@ class GpuFacts:
     the samples carry; `calls` by tgid."""
 
     devices: Mapping[int, Mapping[str, Any]]
+    persistence: Mapping[int, Sequence[tuple[int, bool]]]  # of devices where it changed: (ns, on)
     samples: Records
     process_samples: Records
     calls: Mapping[int, Sequence[DriverSpan]]
@@ -143,6 +144,13 @@ class GpuFacts:
             return f"GPU {device}"
         others = [index for index, fact in self.devices.items() if fact.get("parent") == parent]
         return f"GPU {parent} MIG {sorted(others).index(device)}"
+
+    def persists(self, device: int, ns: int) -> bool | None:
+        """Whether persistence mode was on at a moment."""
+        told: bool | None = self.devices.get(device, {}).get("persistence")
+        for changed_ns, on in self.persistence.get(device, ()):
+            told = on if changed_ns <= ns else told
+        return told
 
     def held_by(self, tgid: int) -> set[int]:
         """The devices on which a process was ever seen to have memory; of a partitioned one and
@@ -172,6 +180,7 @@ def read(reader: Facts, by_kind: Mapping[Kind, Records]) -> GpuFacts:
     executed = [(ns, int(f["tgid"]), str(f.get("path") or "")) for ns, f in reader.facts("exec")]
     return GpuFacts(
         devices={int(fact["index"]): fact for _, fact in reader.facts("gpu")},
+        persistence=_persistence(reader),
         samples=_ordered(reader.stream("gpu")),
         process_samples=_ordered(reader.stream("gpu_processes")),
         calls=ordered,
@@ -269,3 +278,10 @@ def _cache_opens(reader: Facts) -> Iterator[CacheOpen]:
             fstype=fact.get("fstype"),
             file=(int(fact["dev"]), ino) if ino else None,
         )
+
+
+def _persistence(reader: Facts) -> dict[int, list[tuple[int, bool]]]:
+    changes: dict[int, list[tuple[int, bool]]] = {}
+    for ns, fact in reader.facts("gpu_persistence"):
+        changes.setdefault(int(fact["index"]), []).append((ns, bool(fact["on"])))
+    return changes

@@ -46,7 +46,8 @@ from ttftprof.governor import BUDGET, PYTHON, RECORDER, SLOWER, TICK_HZ, Decisio
 from ttftprof.kernel.session import ProbeSession
 from ttftprof.kernel.statistics import ALL_OF_WINDOWS, Windows
 from ttftprof.recording import Sink, Source
-from ttftprof.sources.gpu import Gpus, before_others
+from ttftprof.sources.gpu import Gpus
+from ttftprof.sources.gpu_schedule import before_others
 from ttftprof.sources.libraries import LibraryMarks
 from ttftprof.sources.memory import limit_of as memory_limit
 from ttftprof.sources.metrics import EngineMetrics
@@ -384,7 +385,7 @@ class Recorder:
             slots = self.session.files[: int(control["files_used"])]
             cached_bytes = int(slots["added_pages"].sum()) * resource.getpagesize()
             self.progress.storage_bytes = cached_bytes + int(slots["direct_bytes"].sum())
-        self._take_gpu_samples()
+        self._gpus.follow(frozenset(self._members))
         self._take_engine_counts()
         self._take_python_stacks(ns)
         self._note_clocks(ns)
@@ -396,7 +397,6 @@ class Recorder:
         return CALM_NS if len(events) else 0
 
     def _take_gpu_samples(self) -> None:
-        self._gpus.follow(frozenset(self._members))
         for drained in self._gpus.drain():
             self._hold("gpu", drained.rows)
             self._hold("gpu_processes", drained.process_rows)
@@ -421,6 +421,7 @@ class Recorder:
     def _write(self, ns: int) -> None:
         """Appends what was held back: fewer, bigger rows cost a fraction of many small ones."""
         self._next_write_ns = ns + WRITE_EVERY_NS
+        self._take_gpu_samples()
         for stream, parts in self._held.items():
             self.writer.add_batch(stream, np.concatenate(parts))
         self._held.clear()

@@ -16,7 +16,7 @@ import pytest
 
 from kernel.support import Recording, recording
 from ttftprof.gpu_rows import Valid
-from ttftprof.sources.gpu import PERIOD_NS
+from ttftprof.sources.gpu_schedule import PERIOD_NS
 from ttftprof.timeline import Timeline, build
 from unit.trees import unpack
 from workloads.scripted import heard, scripted
@@ -103,15 +103,20 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     ):
         assert heard(program) == "runs"
         for mib in (4_000, 300, 5_000):
-            replacement = folder / "replacement"
-            replacement.write_text(card.text(mib))
             before = time.monotonic_ns()
-            replacement.rename(folder / card.file)
+            overwrite(folder / card.file, card.text(mib))
             written.append((before, time.monotonic_ns(), mib))
             time.sleep(LASTS_S)
         (folder / "sys/class/drm").rename(folder / "sys/class/gone")
         time.sleep(LASTS_S)
     return Run(card, recorded, program.pid, written)
+
+
+def overwrite(path: Path, text: str) -> None:
+    """At once, and in the same file, as the kernel does it: its reader keeps a descriptor."""
+    old = path.stat().st_size
+    with path.open("r+b", buffering=0) as file:
+        file.write(text.encode().ljust(max(old, 64), b"\n"))
 
 
 def timeline_of(run: Run) -> Timeline:

@@ -23,7 +23,8 @@ from ttftprof.clock import measure_offset
 from ttftprof.events import Records
 from ttftprof.gpu_rows import Valid
 from ttftprof.reports.words import warnings
-from ttftprof.sources.gpu import PERIOD_NS, UNSAMPLED
+from ttftprof.sources.gpu import UNSAMPLED
+from ttftprof.sources.gpu_schedule import PERIOD_NS
 from ttftprof.timeline import Timeline, build
 from workloads.busy import busy_machine
 from workloads.scripted import go, heard, scripted
@@ -107,13 +108,13 @@ def test_a_gpu_that_is_lost_and_a_driver_that_hangs_cost_only_their_samples(
         timeline = goes_on_though_hung(program, recorded)
     hung = fact_of(recorded, "gpu_hung")
     assert fact_of(recorded, "gpu_lost")["index"] == 1
-    assert hung["call"] == "nvmlDeviceGetMemoryInfo"
+    assert hung["call"] == "nvmlDeviceGetMemoryInfo_v2"
     assert 0 <= hangs_ns - int(str(hung["since_ns"])) < 1_000 * MS
     samples = timeline.gpu.samples[timeline.gpu.samples["took_ns"] > 0]
     assert set(samples["device"].tolist()) == {0, 1}
     assert int(samples["ns"].max()) <= int(str(hung["since_ns"]))
     (warning,) = [w for w in warnings(recorded.report()) if "gpu" in w]
-    for said in ("GPU 1 was lost while recording", "nvmlDeviceGetMemoryInfo did not return"):
+    for said in ("GPU 1 was lost while recording", "nvmlDeviceGetMemoryInfo_v2 did not return"):
         assert said in warning
 
 

@@ -2,7 +2,9 @@
 
 `ttftprof record`, as it is by default, asks the tests' own NVML (`fake_nvml.c`), whose answers cost
 what the calls of a C library do; a real driver's cost more, and how much it takes of the system is
-not in here. The figure is the time of the threads that look, as the recording has it.
+not in here. The figure is the time of the threads that look, and of taking what they found, as the
+recording has it. After each recording, threads that do only a part of it show what it could cost at
+least (`gpu_floor`).
 """
 
 from __future__ import annotations
@@ -11,24 +13,26 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 
-from lab import fake_gpu
+from lab import fake_gpu, gpu_floor
 from lab.bench_tools import TOOLS, attached
 from lab.fake_gpu import GIB, State
+from lab.gpu_floor import Floor
 from ttftprof.events import Records
 from ttftprof.recording import Reader
-from ttftprof.sources.gpu import PERIOD_NS
+from ttftprof.sources.gpu_schedule import PERIOD_NS
 from workloads.busy import busy_machine
 
 DEVICES = (1, 8)
-ROUNDS, SECONDS = 3, 4
+ROUNDS, SECONDS = 3, 3
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,8 @@ class Sampled:
     """Shares of one core: the least, the median and the most of the rounds; of all looks, how far
     apart they were from what the schedule says and how late they came, in ns.
 
-    `counted`: the driver counts what passes over the link, and need not be made to measure it.
+    `floor`: medians of what it could cost at least. `counted`: the driver counts what passes over
+    the link, and need not be made to measure it.
     """
 
     devices: int
@@ -49,6 +54,7 @@ class Sampled:
     off_median_ns: int
     late_median_ns: int
     late_p95_ns: int
+    floor: Floor
 
 
 @dataclass(frozen=True)
@@ -56,16 +62,18 @@ class _Round:
     share: float
     off_ns: list[int]
     late_ns: list[int]
+    floor: Floor
 
 
 def measure(folder: Path) -> list[Sampled]:
     libraries = folder / "driver"
     fake_gpu.build("fake_nvml.c", libraries, "libnvidia-ml.so.1")
+    floor = partial(gpu_floor.measure, gpu_floor.build(folder), libraries)
     state = State(folder / "state")
     conditions = list(product(DEVICES, (True, False), (False, True)))
     with _sleeper() as pid, fake_gpu.shown(libraries, state):
         state[fake_gpu.PID], state[fake_gpu.USED] = pid, GIB
-        return [_measured(state, pid, folder, *condition) for condition in conditions]
+        return [_measured(state, pid, folder, floor, *condition) for condition in conditions]
 
 
 @contextmanager
@@ -79,10 +87,16 @@ def _sleeper() -> Iterator[int]:
 
 
 def _measured(
-    state: State, pid: int, folder: Path, devices: int, counted: bool, taken: bool
+    state: State,
+    pid: int,
+    folder: Path,
+    floor: Callable[[], Floor],
+    devices: int,
+    counted: bool,
+    taken: bool,
 ) -> Sampled:
     state[fake_gpu.COUNT], state[fake_gpu.COUNTS] = devices, counted
-    rounds = [_round(pid, folder, taken) for _ in range(ROUNDS)]
+    rounds = [_round(pid, folder, floor, taken) for _ in range(ROUNDS)]
     shares = sorted(one.share for one in rounds)
     off = [ns for one in rounds for ns in one.off_ns]
     late = [ns for one in rounds for ns in one.late_ns]
@@ -91,16 +105,19 @@ def _measured(
         shares[0], statistics.median(shares), shares[-1],
         round(float(np.median(off))), round(float(np.median(late))),
         round(float(np.quantile(late, 0.95))),
+        Floor(*map(statistics.median, zip(*(astuple(one.floor) for one in rounds), strict=True))),
     )  # fmt: skip
 
 
-def _round(pid: int, folder: Path, taken: bool) -> _Round:
-    with attached(TOOLS[0], pid, folder), busy_machine() if taken else nullcontext():
-        time.sleep(SECONDS)
+def _round(pid: int, folder: Path, floor: Callable[[], Floor], taken: bool) -> _Round:
+    with busy_machine() if taken else nullcontext():
+        with attached(TOOLS[0], pid, folder):
+            time.sleep(SECONDS)
+        least = floor()
     with Reader(folder / "profile.out") as reader:
         rows = reader.stream("gpu")
         cpu_ns = int(reader.meta["own"]["gpu_cpu_ns"])
     looks: Records = rows[(rows["took_ns"] > 0) & (rows["device"] == 0)]
     stamps = np.sort(looks["ns"].astype(np.int64))
     off = np.abs(np.diff(stamps) - PERIOD_NS)
-    return _Round(cpu_ns / int(np.ptp(stamps)), off.tolist(), looks["late_ns"].tolist())
+    return _Round(cpu_ns / int(np.ptp(stamps)), off.tolist(), looks["late_ns"].tolist(), least)

@@ -131,7 +131,7 @@ class FakeGpu(Vendor):
     def look(self, device: int, tick: int) -> Look:
         if self.lost:
             raise DeviceLost(device, "fell off the bus")
-        return Look({"used_bytes": self.used[device]})
+        return Look.of({"used_bytes": self.used[device]})
 
     def close(self) -> None: ...
 

@@ -432,6 +432,14 @@ def test_a_cold_context_and_persistence_off() -> None:
     assert evidence(scene)["time in making the context"] == 1_690 * MS
 
 
+@pytest.mark.parametrize(("at", "is_blamed"), [(50, False), (2_350, True)])
+def test_persistence_mode_counts_as_it_was(at: float, is_blamed: bool) -> None:
+    """Turned on before the context was made, or after."""
+    scene = slow_init().driver_call(NEW, "cuDevicePrimaryCtxRetain", 310, 2_000)
+    scene.fact("gpu_persistence", ns(at), {"index": 0, "on": True})
+    assert ("persistence mode is off" in scene.only_request().verdict.explanation) == is_blamed
+
+
 def test_a_cold_kernel_cache_is_said_with_its_gain() -> None:
     scene = slow_init().driver_call(NEW, "cuModuleLoadData", 310, 1_310)
     scene.cache_open(NEW, 1_300, "ComputeCache", write=True)

@@ -155,4 +155,5 @@ def test_damaged_fdinfo_is_nothing(text: str, tmp_path: Path) -> None:
     unpack("gpu/xe", tmp_path)
     path = tmp_path / f"proc/{PROCESS}/fdinfo/21"
     path.write_text("drm-pdev: a\ndrm-client-id: 1\n" + text)
-    assert drm.usage_of(tmp_path / "proc", PROCESS, ["21", "99"]) == {"a": drm.Usage()}
+    files = [drm.Fdinfo(path), drm.Fdinfo(path.with_name("99"))]
+    assert drm.usage_of(files) == {"a": drm.Usage()}

@@ -61,7 +61,8 @@ def hints_of(timeline: Timeline, phases: Sequence[Phase], tgid: int) -> tuple[Hi
 
 def _persistence(asked: _Asked) -> Hint | None:
     context = asked.parts.get("context")
-    off = [i for i, d in asked.timeline.gpu.devices.items() if d.get("persistence") is False]
+    gpu = asked.timeline.gpu
+    off = [device for device in gpu.devices if gpu.persists(device, asked.window[0]) is False]
     if context is None or context.spent_ns < _COLD_CONTEXT_NS or not off:
         return None
     return Hint(

@@ -10,13 +10,14 @@ of this; its devices are NVML's.
 
 from __future__ import annotations
 
+import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ttftprof.clock import now_ns
 from ttftprof.sources.gpu import DeviceLost, GpuAbsent, Look, Vendor
 
 # GT/s of a lane by generation: PCI Express Base Specification.
@@ -30,6 +31,8 @@ _CLOCKS = (
     ("drm/card*/gt/gt0/rps_act_freq_mhz", "", 1),
     ("tile0/gt0/freq0/act_freq", "", 1),
 )
+# One key of an fdinfo file, without the blanks around its value.
+_FIELD = re.compile(r"^(drm-[^:\n]*):[ \t]*(.*?)[ \t]*$", re.MULTILINE)
 _USERS_KEPT = 25  # turns after which the descriptors of a process are looked for anew
 _VENDORS = {"0x1002": "amd", "0x8086": "intel", "0x10de": "nvidia"}
 
@@ -80,27 +83,111 @@ class Usage:
         )
 
 
+class KernelFile:
+    """A small file that the kernel writes anew for each read from its beginning: one descriptor is
+    kept, for to open it costs more than to read it. Of one that is not there, or whose device or
+    process is gone, nothing is read."""
+
+    _SIZE = 1 << 14
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._fd = -1
+
+    def read(self) -> bytes | None:
+        if self._fd < 0:
+            return None
+        try:
+            return os.pread(self._fd, self._SIZE, 0)
+        except OSError:
+            return None
+
+    def number(self) -> int | None:
+        text = self.read()
+        return int(text) if text and text.strip().isdigit() else None
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+
+class Fdinfo(KernelFile):
+    """What one descriptor of a process tells of its client of a device."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._text: bytes | None = None
+        self._client: tuple[tuple[str, str], Usage] | None = None
+
+    def client(self) -> tuple[tuple[str, str], Usage] | None:
+        """((PCI slot, client), usage), taken apart anew only if it has changed; None of no DRM
+        device."""
+        text = self.read()
+        if text != self._text:
+            self._text = text
+            self._client = _client_of(parse_fdinfo((text or b"").decode(errors="replace")))
+        return self._client
+
+
+def _client_of(fields: Mapping[str, str]) -> tuple[tuple[str, str], Usage] | None:
+    slot, client = fields.get("drm-pdev"), fields.get("drm-client-id")
+    if not slot or not client:
+        return None
+    return (slot, client), Usage(_memory_bytes(fields), _engine_ns(fields), *_cycles(fields))
+
+
+class _Card:
+    """What is read of one device again and again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = str(folder)
+        self.slot = folder.resolve().name
+        self.used, self.busy = (
+            KernelFile(folder / name) for name in ("mem_info_vram_used", "gpu_busy_percent")
+        )
+        self._speed, self._width = (
+            KernelFile(folder / f"current_link_{what}") for what in ("speed", "width")
+        )
+        self._clocks = _clock_files(folder)
+
+    def state(self, found: dict[str, int]) -> None:
+        gen = _generation((self._speed.read() or b"").decode(errors="replace"))
+        width = self._width.number()
+        if gen is not None and width is not None and 0 < width < 256:
+            found["link_gen"], found["link_width"] = gen, width
+        if self._clocks is None:
+            return
+        core, memory, per_mhz = self._clocks
+        rate = core.number()
+        if rate is not None:
+            found["core_mhz"] = rate // per_mhz
+            found["memory_mhz"] = ((memory.number() if memory else None) or 0) // per_mhz
+
+
 class Drm(Vendor):
     """Cards by sysfs; memory by process from the fdinfo of the processes to `follow`."""
 
     name = "drm"
 
-    def __init__(self, cards: list[Path], proc: Path, clock: Callable[[], int] = now_ns) -> None:
-        self._cards = cards
+    def __init__(
+        self, cards: list[Path], proc: Path, clock: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        self._cards = [_Card(card) for card in cards]
         self._proc = proc
         self._clock = clock
-        self._slots = [card.resolve().name for card in cards]
-        self._clocks = [_clock_files(card) for card in cards]
         self._tgids: frozenset[int] = frozenset()
-        self._descriptors: dict[int, tuple[int, list[str]]] = {}  # {tgid: (turn, names)}
+        self._clients: dict[int, tuple[int, list[Fdinfo]]] = {}  # {tgid: (turn, fdinfos)}
         self._worked: dict[int, tuple[int, Usage]] = {}
 
     def open(self) -> list[dict[str, Any]]:
         if not self._cards:
             raise GpuAbsent("no DRM device that can render")
-        return [self._fact(index, card) for index, card in enumerate(self._cards)]
+        return [self._fact(i, card.folder, card.slot) for i, card in enumerate(self._cards)]
 
-    def _fact(self, index: int, card: Path) -> dict[str, Any]:
+    def _fact(self, index: int, card: Path, slot: str) -> dict[str, Any]:
         vendor = _VENDORS.get(_read(card / "vendor") or "", "other")
         name = _read(card / "product_name") or f"{vendor} {_read(card / 'device') or ''}".strip()
         return {
@@ -109,7 +196,7 @@ class Drm(Vendor):
             "vendor": vendor,
             "source": self.name,
             "name": name,
-            "pci": self._slots[index],
+            "pci": slot,
             "driver": _driver(card) or None,
             "total_bytes": _number(card / "mem_info_vram_total"),
             "persistence": None,
@@ -121,12 +208,15 @@ class Drm(Vendor):
         self._tgids = tgids
 
     def look(self, device: int, turn: int) -> Look:
+        """Memory always; at a turn also who has how much of it and how busy it is, or in which
+        state it is. Raises `DeviceLost`, with the former."""
         card = self._cards[device]
-        if not card.exists():
-            raise DeviceLost(device, "it is gone from sysfs")
         found: dict[str, int] = {}
-        users = self._users(device, turn) if turn >= 0 and turn % 2 == 0 else None
-        used = _number(card / "mem_info_vram_used")
+        does = turn >= 0 and turn % 2 == 0
+        if does and not os.path.exists(card.path):  # noqa: PTH110 - a third of its cost
+            raise DeviceLost(device, "it is gone from sysfs")
+        users = self._users(card.slot, turn) if does else None
+        used = card.used.number()
         if used is None and users is not None:
             used = sum(user.memory_bytes for user in users.values())
         if used is not None:
@@ -134,22 +224,21 @@ class Drm(Vendor):
         if users is not None:
             self._busy(device, users, found)
         elif turn >= 0:
-            _link(card, found)
-            _clock(self._clocks[device], found)
+            card.state(found)
         processes = None if users is None else {t: u.memory_bytes for t, u in users.items()}
-        return Look(found, processes)
+        return Look.of(found, processes)
 
-    def _users(self, device: int, turn: int) -> dict[int, Usage]:
-        slot, tgids = self._slots[device], self._tgids
-        for gone in self._descriptors.keys() - tgids:
-            del self._descriptors[gone]  # its number may be another's next
+    def _users(self, slot: str, turn: int) -> dict[int, Usage]:
+        tgids = self._tgids
+        for gone in self._clients.keys() - tgids:
+            del self._clients[gone]  # its number may be another's next
         found = {}
         for tgid in tgids:
-            seen, names = self._descriptors.get(tgid, (-_USERS_KEPT, []))
+            seen, files = self._clients.get(tgid, (-_USERS_KEPT, []))
             if turn - seen >= _USERS_KEPT:
-                seen, names = turn, drm_descriptors(self._proc, tgid)
-                self._descriptors[tgid] = seen, names
-            usage = usage_of(self._proc, tgid, names).get(slot) if names else None
+                seen, files = turn, fdinfos_of(self._proc, tgid)
+                self._clients[tgid] = seen, files
+            usage = usage_of(files).get(slot) if files else None
             if usage is not None:
                 found[tgid] = usage
         return found
@@ -157,12 +246,13 @@ class Drm(Vendor):
     def _busy(self, device: int, users: Mapping[int, Usage], found: dict[str, int]) -> None:
         """The driver's own figure, or the share of the time since the last look that the engines
         worked for the processes that are followed."""
-        percent = _number(self._cards[device] / "gpu_busy_percent")
-        now, worked = self._clock(), sum(users.values(), Usage())
-        before = self._worked.get(device)
-        self._worked[device] = now, worked
-        if percent is None and before is not None and now > before[0]:
-            percent = _busy_percent(before[1], worked, now - before[0])
+        percent = self._cards[device].busy.number()
+        if percent is None:
+            now, worked = self._clock(), sum(users.values(), Usage())
+            before = self._worked.get(device)
+            self._worked[device] = now, worked
+            if before is not None and now > before[0]:
+                percent = _busy_percent(before[1], worked, now - before[0])
         if percent is not None and 0 <= percent <= 100:
             found["busy_percent"] = percent
 
@@ -179,41 +269,35 @@ def _busy_percent(before: Usage, now: Usage, lasted_ns: int) -> int:
     return min(max(worked, 0) * 100 // of, 100)
 
 
-def drm_descriptors(proc: Path, tgid: int) -> list[str]:
-    """The file descriptors of a process that are DRM devices."""
+def fdinfos_of(proc: Path, tgid: int) -> list[Fdinfo]:
+    """Of the file descriptors of a process that are DRM devices."""
+    folder = proc / str(tgid)
     try:
-        return [fd.name for fd in (proc / str(tgid) / "fd").iterdir() if _is_drm(fd)]
+        descriptors = list(os.scandir(folder / "fd"))
     except OSError:
         return []
+    return [Fdinfo(folder / "fdinfo" / fd.name) for fd in descriptors if _is_drm(fd.path)]
 
 
-def _is_drm(fd: Path) -> bool:
+def _is_drm(descriptor: str) -> bool:
     try:
-        return str(fd.readlink()).startswith("/dev/dri/")
+        return os.readlink(descriptor).startswith("/dev/dri/")  # noqa: PTH115 - of hundreds
     except OSError:
         return False
 
 
-def usage_of(proc: Path, tgid: int, descriptors: Iterable[str]) -> dict[str, Usage]:
+def usage_of(fdinfos: Iterable[Fdinfo]) -> dict[str, Usage]:
     """{PCI slot: usage} of one process; a client that several descriptors share counts once."""
-    clients: dict[tuple[str, str], Usage] = {}
-    for fd in descriptors:
-        fields = parse_fdinfo(_read(proc / str(tgid) / "fdinfo" / fd) or "")
-        slot, client = fields.get("drm-pdev"), fields.get("drm-client-id")
-        if slot and client:
-            clients[slot, client] = Usage(
-                _memory_bytes(fields), _engine_ns(fields), *_cycles(fields)
-            )
+    clients = dict(told for file in fdinfos if (told := file.client()) is not None)
     found: dict[str, Usage] = {}
     for (slot, _), usage in clients.items():
-        found[slot] = found.get(slot, Usage()) + usage
+        found[slot] = found[slot] + usage if slot in found else usage
     return found
 
 
 def parse_fdinfo(text: str) -> dict[str, str]:
     """The `drm-` keys of an fdinfo file."""
-    pairs = (line.partition(":") for line in text.splitlines() if line.startswith("drm-"))
-    return {key: value.strip() for key, _, value in pairs}
+    return dict(_FIELD.findall(text))
 
 
 def _memory_bytes(fields: Mapping[str, str]) -> int:
@@ -254,29 +338,14 @@ def _size(text: str) -> int:
     return int(number) * _UNITS.get(unit, 0) if number.isdigit() else 0
 
 
-def _link(card: Path, found: dict[str, int]) -> None:
-    gen = _generation(_read(card / "current_link_speed"))
-    width = _number(card / "current_link_width")
-    if gen is not None and width is not None and 0 < width < 256:
-        found["link_gen"], found["link_width"] = gen, width
-
-
-def _clock_files(card: Path) -> tuple[Path, Path | None, int] | None:
+def _clock_files(card: Path) -> tuple[KernelFile, KernelFile | None, int] | None:
     """(cores, memory, per MHz) of the first way in which this driver tells clocks."""
     for core, memory, per_mhz in _CLOCKS:
         cores = sorted(card.glob(core))
         if cores:
             memories = sorted(card.glob(memory)) if memory else []
-            return cores[0], memories[0] if memories else None, per_mhz
+            return KernelFile(cores[0]), KernelFile(memories[0]) if memories else None, per_mhz
     return None
-
-
-def _clock(files: tuple[Path, Path | None, int] | None, found: dict[str, int]) -> None:
-    core = _number(files[0]) if files else None
-    if files is None or core is None:
-        return
-    memory = _number(files[1]) if files[1] else None
-    found["core_mhz"], found["memory_mhz"] = core // files[2], (memory or 0) // files[2]
 
 
 def _generation(speed: str | None) -> int | None:

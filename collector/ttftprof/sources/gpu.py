@@ -14,27 +14,23 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
-from ttftprof.clock import NS_PER_MS, NS_PER_S, now_ns
+from ttftprof.clock import NS_PER_S
 from ttftprof.events import Records
 from ttftprof.gpu_rows import GPU_PROCESS_ROW, GPU_ROW, Valid
 from ttftprof.recording import Source
+from ttftprof.sources.gpu_schedule import PERIOD_NS, SLOW_PERIOD_NS, Alarm, Pace, Schedule
 
-PERIOD_NS = 20 * NS_PER_MS
-SLOW_PERIOD_NS = 50 * NS_PER_MS
 HUNG_NS = NS_PER_S
 NO_GPU = "no NVIDIA driver library, no other device that renders"
 UNSAMPLED = "GPU memory, utilisation and link are unknown"
 JOIN_S = 0.2
 _MOST = (1 << 32) - 1
-CPU_SHARE = 0.008  # of a core, above which less is asked
-WEIGHED_EVERY_NS = NS_PER_S // 2
-_STRETCH_MOST = 32
 
 
 class DeviceLost(Exception):
@@ -53,13 +49,6 @@ class GpuAbsent(Exception):
         self.reason, self.cost = reason, cost
 
 
-class Look(NamedTuple):
-    """What one look found: values by `GPU_ROW` field, and {tgid: bytes} if that was asked for."""
-
-    values: Mapping[str, int]
-    processes: Mapping[int, int] | None = None
-
-
 # Which fields say that another, or a pair, was looked at.
 _TELLING = {
     "used_bytes": Valid.USED,
@@ -71,14 +60,38 @@ _TELLING = {
     "rx_bytes_per_s": Valid.RX,
     "tx_bytes_per_s": Valid.TX,
 }
-# Where a row has each field, and its bit in `valid`. Numbers: flags cost a microsecond each, and
-# that with caches that are full of what others do is ten.
+# What a look finds: the fields of a row between `valid` and `error_ns`, in their order.
 _NAMES = GPU_ROW.names or ()
-_VALID, _ERROR = _NAMES.index("valid"), _NAMES.index("error_ns")
-_FIELDS = {
-    name: (at, int(_TELLING.get(name, 0))) for at, name in enumerate(_NAMES) if _VALID < at < _ERROR
-}
-_NOTHING = (0,) * (len(_NAMES) - _VALID)
+NUMBERS = _NAMES[_NAMES.index("valid") + 1 : _NAMES.index("error_ns")]
+
+
+# As `Look`, of which it is the plain form.
+Found = tuple[int, tuple[int, ...], Mapping[int, int] | None]
+
+
+class Look(NamedTuple):
+    """What one look found: the `NUMBERS` as they stand in a row, of which `valid` says which mean
+    something, and {tgid: bytes} if whose the memory is was asked for and may have changed."""
+
+    valid: int
+    numbers: tuple[int, ...]
+    processes: Mapping[int, int] | None = None
+
+    @classmethod
+    def of(cls, values: Mapping[str, int], processes: Mapping[int, int] | None = None) -> Self:
+        """From numbers by name; a pair is told by its first."""
+        valid = sum(int(_TELLING.get(name, 0)) for name in values)
+        return cls(valid, tuple(values.get(name, 0) for name in NUMBERS), processes)
+
+    @property
+    def values(self) -> dict[str, int]:
+        """Those numbers that mean something."""
+        told, found = True, {}
+        for name, number in zip(NUMBERS, self.numbers, strict=True):
+            told = bool(self.valid & _TELLING[name]) if name in _TELLING else told
+            if told:
+                found[name] = number
+        return found
 
 
 class InCall(Protocol):
@@ -94,7 +107,11 @@ class Vendor(ABC):
 
     name: str
     doors: Sequence[InCall] = ()
-    slow_every = 10  # of the slow schedule's moments, those at which there is something to ask
+
+    @property
+    def slow_every(self) -> int:
+        """Of the slow schedule's moments, those at which there is something to ask."""
+        return 10
 
     @abstractmethod
     def open(self) -> list[dict[str, Any]]:
@@ -105,13 +122,17 @@ class Vendor(ABC):
         """One look: at memory alone if `turn` is negative; the turns count the others, so that what
         is dear can be asked at some of them. Raises `DeviceLost`."""
 
+    def looker(self, device: int) -> Callable[[int], Found]:
+        """`look` of one device, by turn, on the shortest way."""
+        return partial(self.look, device)
+
     def look_slowly(self, device: int, turn: int) -> Iterator[tuple[int, int, Look]]:
         """(ns, error of ns, look) of what blocks; nothing for most. `turn` counts the slow
         schedule's moments."""
         yield from ()
 
     def take_facts(self) -> list[tuple[str, dict[str, Any]]]:
-        """What else was found out since the last time."""
+        """What else was found out since the last time. Called by the recorder's thread."""
         return []
 
     def follow(self, tgids: frozenset[int]) -> None:  # noqa: B027 - most need not know
@@ -120,61 +141,6 @@ class Vendor(ABC):
     @abstractmethod
     def close(self) -> None:
         """Gives everything back."""
-
-
-@dataclass(slots=True)
-class Schedule:
-    """The moments start + n × period; `passed` looks ahead to the first that is still to come."""
-
-    due_ns: int
-    period_ns: int
-    tick: int = 0
-    missed: int = 0
-
-    def passed(self, now_ns: int, every: int = 1) -> None:
-        """On to the next moment to come whose number is a multiple of `every`."""
-        steps = max((now_ns - self.due_ns) // self.period_ns, 0) + 1
-        self.missed += steps - 1
-        steps += -(self.tick + steps) % every
-        self.tick += steps
-        self.due_ns += steps * self.period_ns
-
-
-class Pace:
-    """At which looks all is asked: at each, or at fewer where answers are dear, be it for the
-    driver, or because others on the machine leave nothing in its caches.
-
-    Memory is looked at on every moment of the schedule.
-    """
-
-    def __init__(self, now_ns: int) -> None:
-        self._weighed_ns = now_ns
-        self._spent_ns = 0  # until then
-        self._due_tick = self._turns = 0
-        self.stretch = 1
-
-    def turn(self, tick: int) -> int:
-        """The number of this look among those at all; -1 if it is none. Counted: were it the
-        moment's, a driver that misses every other moment would be asked for half of all only."""
-        if tick < self._due_tick:
-            return -1
-        self._due_tick = (tick // self.stretch + 1) * self.stretch
-        self._turns += 1
-        return self._turns - 1
-
-    def weigh(self, now_ns: int, spent_ns: int) -> bool:
-        """Twice a second, by all the CPU time so far, what sampling costs; whether the pace
-        changed. To ask twice as often costs less than twice as much, so that it does not swing."""
-        lasted_ns = now_ns - self._weighed_ns
-        if lasted_ns < WEIGHED_EVERY_NS:
-            return False
-        share, before = (spent_ns - self._spent_ns) / lasted_ns, self.stretch
-        self._weighed_ns, self._spent_ns = now_ns, spent_ns
-        if share > CPU_SHARE:
-            self.stretch = min(before * 2, _STRETCH_MOST)
-        elif share < CPU_SHARE / 2:
-            self.stretch = max(before // 2, 1)
-        return self.stretch != before
 
 
 @dataclass(slots=True)
@@ -189,7 +155,9 @@ class Drained:
 class Sampler:
     """One vendor's devices. `base` is added to its device numbers."""
 
-    def __init__(self, vendor: Vendor, base: int = 0, clock: Callable[[], int] = now_ns) -> None:
+    def __init__(
+        self, vendor: Vendor, base: int = 0, clock: Callable[[], int] = time.monotonic_ns
+    ) -> None:
         self.vendor = vendor
         self.names: list[str] = []
         self.absent: GpuAbsent | None = None
@@ -199,12 +167,13 @@ class Sampler:
         self._stopped = False
         self._threads: list[threading.Thread] = []
         self._alive: list[int] = []
+        self._lookers: dict[int, Callable[[int], Found]] = {}
         self._memory: dict[int, dict[int, int]] = {}
         self._hung: dict[int, int] = {}
-        self._looking_ns = self._looking_slowly_ns = 0  # processor time of either thread
+        self._looking_ns = self._looking_slowly_ns = self._draining_ns = 0  # processor time
         self._pace = Pace(clock())
         # Appending to and taking from a deque needs no lock: `drain` cannot be held up.
-        self._rows: deque[tuple[int, ...]] = deque()
+        self._rows: deque[_Sample] = deque()
         self._process_rows: deque[tuple[int, ...]] = deque()
         self._facts: deque[tuple[str, int, dict[str, Any]]] = deque()
 
@@ -233,31 +202,38 @@ class Sampler:
         self._spawn("gpu-slow", self._run_slowly)
         schedule, pace = Schedule(self._clock(), PERIOD_NS), self._pace
         began_ns = time.thread_time_ns()
-        while self._wait(schedule):
-            self.sample(schedule, pace.turn(schedule.tick))
-            self._looking_ns = time.thread_time_ns() - began_ns
-            if pace.weigh(self._clock(), self.cpu_ns):
-                self._tell("gpu_pace", {"all_every_ns": pace.stretch * PERIOD_NS})
+        with Alarm(schedule) as alarm:
+            alarm.wait()
+            while self._goes_on:
+                self.sample(schedule, pace.turn(schedule.tick))
+                if pace.is_due(schedule.due_ns):
+                    self._looking_ns = time.thread_time_ns() - began_ns
+                    self._weigh(schedule.due_ns)
+                alarm.wait()
+        self._looking_ns = time.thread_time_ns() - began_ns
         if not any(door.since_ns for door in self.vendor.doors):
             self.vendor.close()
 
     def _run_slowly(self) -> None:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         schedule = Schedule(self._clock(), SLOW_PERIOD_NS)
-        while self._wait(schedule):
+        while self._goes_on:
             self.sample_slowly(schedule.tick)
             schedule.passed(self._clock(), max(self.vendor.slow_every, self._pace.stretch))
             self._looking_slowly_ns = time.thread_time_ns()
+            time.sleep(max(schedule.due_ns - self._clock(), 0) / NS_PER_S)
+
+    def _weigh(self, now_ns: int) -> None:
+        if self._pace.weigh(now_ns, self.cpu_ns):
+            self._tell("gpu_pace", {"all_every_ns": self._pace.stretch * PERIOD_NS})
 
     @property
     def cpu_ns(self) -> int:
-        """Processor time of both threads since there was something to look at."""
-        return self._looking_ns + self._looking_slowly_ns
+        """Processor time of both threads since there was something to look at, and of drains."""
+        return self._looking_ns + self._looking_slowly_ns + self._draining_ns
 
-    def _wait(self, schedule: Schedule) -> bool:
-        """Sleeps until due; False if it is time to end, or nothing is left to sample."""
-        left = max(schedule.due_ns - self._clock(), 0)
-        time.sleep(left / NS_PER_S)  # half the cost of waiting for an event
+    @property
+    def _goes_on(self) -> bool:
         return bool(self._alive) and not self._stopped
 
     def stop(self) -> None:
@@ -280,33 +256,33 @@ class Sampler:
             self.names.append(str(fact["name"]))
             self._tell("gpu", {**fact, "index": fact["index"] + self._base})
         self._alive = [int(fact["index"]) for fact in found]
-        self._tell_found()
+        self._lookers = {device: self.vendor.looker(device) for device in self._alive}
         return True
 
     def sample(self, schedule: Schedule, turn: int) -> None:
-        """One look at every device that still answers, then on to the next moment."""
-        late = max(self._clock() - schedule.due_ns, 0)
+        """One look at every device that still answers, then on to the next moment. Others have
+        filled the caches since the last, so each step costs ten times what it would in a loop:
+        nothing is done here that `drain` could do."""
+        began, due = self._clock(), schedule.due_ns
         for device in list(self._alive):
-            began = self._clock()
             try:
-                look = self.vendor.look(device, turn)
+                found = self._lookers[device](turn)
             except DeviceLost as lost:
                 self._lose(device, str(lost))
+                began = self._clock()
                 continue
-            took = self._clock() - began
-            self._rows.append(_row(look, began, late, took, device + self._base))
-            if look.processes is not None:
-                self._note_processes(device, began, look.processes)
-        if turn >= 0:
-            self._tell_found()
-        schedule.passed(self._clock())
+            ended = self._clock()
+            self._rows.append((began, began - due, ended - began, device + self._base, 0, found))
+            if found[2] is not None:
+                self._note_processes(device, began, found[2])
+            began = ended  # of the next
+        schedule.passed(began)
 
     def sample_slowly(self, turn: int) -> None:
         for device in list(self._alive):
             try:
                 for ns, error_ns, look in self.vendor.look_slowly(device, turn):
-                    row = _row(look, ns, 0, 0, device + self._base, error_ns)
-                    self._rows.append(row)
+                    self._rows.append((ns, 0, 0, device + self._base, error_ns, look))
             except DeviceLost as lost:
                 self._lose(device, str(lost))
 
@@ -328,20 +304,21 @@ class Sampler:
     def _tell(self, kind: str, fact: dict[str, Any]) -> None:
         self._facts.append((kind, self._clock(), fact))
 
-    def _tell_found(self) -> None:
-        for kind, fact in self.vendor.take_facts():
-            self._tell(kind, fact)
-
     # -- what the recorder does -------------------------------------------------------------
 
     def drain(self) -> Drained:
         """All that is there; never waits."""
+        began_ns = time.thread_time_ns()
         self._watch(HUNG_NS, "did not return for over a second")
-        return Drained(
-            np.array(_take(self._rows), GPU_ROW),
+        for kind, fact in self.vendor.take_facts():
+            self._tell(kind, fact)
+        drained = Drained(
+            np.array([*map(_row, _take(self._rows))], GPU_ROW),
             np.array(_take(self._process_rows), GPU_PROCESS_ROW),
             _take(self._facts),
         )
+        self._draining_ns += time.thread_time_ns() - began_ns
+        return drained
 
     def _watch(self, longest_ns: int, says: str) -> None:
         """Notes, once, each call that has been under way for longer."""
@@ -357,7 +334,9 @@ class Sampler:
 class Gpus:
     """All vendors' samplers of one recording, as one source."""
 
-    def __init__(self, vendors: Sequence[Vendor], clock: Callable[[], int] = now_ns) -> None:
+    def __init__(
+        self, vendors: Sequence[Vendor], clock: Callable[[], int] = time.monotonic_ns
+    ) -> None:
         self._samplers = [Sampler(v, 64 * number, clock) for number, v in enumerate(vendors)]
 
     @classmethod
@@ -402,34 +381,17 @@ class Gpus:
         return Source("gpu", "ok", ", ".join(names))
 
 
-@contextmanager
-def before_others() -> Iterator[None]:
-    """Threads that are started within go before all that compute, where the kernel allows it: a
-    sampler needs less than a hundredth of a core, and needs it on time. They inherit it from this
-    one, which may ask for it only while it is root."""
-    try:
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-    except OSError:
-        yield
-        return
-    try:
-        yield
-    finally:
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-
-
 def _take(found: deque[Any]) -> list[Any]:
     """What is there now; the other side may append meanwhile."""
     return [found.popleft() for _ in range(len(found))]
 
 
-def _row(
-    look: Look, ns: int, late_ns: int, took_ns: int, device: int, error_ns: int = 0
-) -> tuple[int, ...]:
-    row = [ns, min(late_ns, _MOST), min(took_ns, _MOST), device, *_NOTHING]
-    for name, value in look.values.items():
-        at, bit = _FIELDS[name]
-        row[at] = value
-        row[_VALID] |= bit
-    row[_ERROR] = min(error_ns, _MOST)
-    return tuple(row)
+# ns, late, took, device, error of ns, what was found
+_Sample = tuple[int, int, int, int, int, Found]
+
+
+def _row(sample: _Sample) -> tuple[int, ...]:
+    """As `GPU_ROW` has it."""
+    ns, late_ns, took_ns, device, error_ns, (valid, numbers, _) = sample
+    late_ns, took_ns, error_ns = (min(max(n, 0), _MOST) for n in (late_ns, took_ns, error_ns))
+    return ns, late_ns, took_ns, device, valid, *numbers, error_ns

@@ -1,30 +1,27 @@
-"""NVIDIA's management library behind one door: nothing else in the program calls it.
+"""All NVIDIA devices, by NVIDIA's management library.
 
-Guarantees: without the library nothing is imported and no thread runs; what a device or driver does
-not support is found out once, told once and never asked again; a lost device is an exception of its
-own; a call that does not return can be seen from another thread (`Door.since_ns`). NVML's own
-stamps are wall time in microseconds and come out on the monotonic clock, with their error.
+Guarantees: without the library nothing is imported and no thread runs; the library is called by its
+door alone (`nvml_door`). NVML's own stamps are wall time in microseconds and come out on the
+monotonic clock, with their error.
 """
 
 from __future__ import annotations
 
 import ctypes
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
-from ttftprof.clock import measure_offset, now_ns
+from ttftprof.clock import measure_offset
 from ttftprof.engines.driver_calls import places_of
-from ttftprof.sources.gpu import UNSAMPLED, DeviceLost, GpuAbsent, Look, Vendor
+from ttftprof.sources.gpu import UNSAMPLED, DeviceLost, Found, GpuAbsent, Look, Vendor
+from ttftprof.sources.nvml_device import AskedDevice
+from ttftprof.sources.nvml_door import Device, Door, Question
 
 LIBRARY = "libnvidia-ml.so.1"
-_COMPUTING = "nvmlDeviceGetComputeRunningProcesses_v3"
 _SAMPLES_EVERY = 10  # slow looks
-# nvml.h: bytes over PCIe since the driver was loaded, seen from the device.
-_COUNTS = ((198, 0), (197, 0))  # received, sent; each of the whole device
-_STATE_EVERY = 5  # looks, while memory changes: a load is to be known with its link and clocks
-_PROCESSES_EVERY = 20  # turns, if memory does not change; those that draw too, where none did
 
 
 def find() -> Vendor | None:
@@ -41,89 +38,20 @@ def _loads(path: str) -> bool:
     return True
 
 
-class Door:
-    """Every call passes here. `told(call, device, reason)` is called once for each that is refused.
-
-    One thread at a time; each thread that calls has a door of its own.
-    """
-
-    def __init__(
-        self,
-        library: Any,
-        told: Callable[[str, int, str], None],
-        clock: Callable[[], int] = now_ns,
-    ) -> None:
-        self._library = library
-        self._told = told
-        self._clock = clock
-        self._refused: set[tuple[Any, ...]] = set()
-        self.call = ""
-        self.since_ns = 0  # since when `call` is under way; 0: none is
-
-    def call_it(self, call: str, *arguments: Any) -> Any:
-        """What `call` answers. Raises the library's `NVMLError`."""
-        self.call, self.since_ns = call, self._clock()
-        try:
-            return getattr(self._library, call)(*arguments)
-        finally:
-            self.since_ns = 0
-
-    def ask(self, call: str, device: Device | None, *arguments: Any) -> Any:
-        """What `call` answers, or None if it is refused. Raises `DeviceLost`."""
-        index = -1 if device is None else device.index
-        key = (call, index, *arguments[:1])  # the first argument says what is asked for
-        if key in self._refused:
-            return None
-        first = () if device is None else (device.handle,)
-        try:
-            return self.call_it(call, *first, *arguments)
-        except self._library.NVMLError as error:
-            if self._is_final(index, error):
-                self._refused.add(key)
-                self._told(call, index, str(error))
-            return None
-
-    def _is_final(self, index: int, error: Any) -> bool:
-        """Whether it makes no sense to ask again. Raises `DeviceLost`."""
-        number, library = int(getattr(error, "value", 0)), self._library
-        if number in (library.NVML_ERROR_GPU_IS_LOST, library.NVML_ERROR_RESET_REQUIRED):
-            raise DeviceLost(index, str(error))
-        return number not in (
-            library.NVML_ERROR_NOT_FOUND,  # no sample newer than the last
-            library.NVML_ERROR_NO_DATA,
-            library.NVML_ERROR_NOT_READY,
-            library.NVML_ERROR_TIMEOUT,
-            library.NVML_ERROR_UNKNOWN,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """A GPU, or one instance of a partitioned one (MIG), whose `parent` is the GPU's index."""
-
-    index: int
-    handle: Any = field(repr=False)
-    parent: int | None = None
-
-
 class Nvml(Vendor):
     """All NVIDIA devices. `open` may take seconds: without persistence mode it wakes the driver."""
 
     name = "nvml"
 
-    def __init__(self, library: Any = None, clock: Callable[[], int] = now_ns) -> None:
+    def __init__(self, library: Any = None, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._library = library
         self._clock = clock
         self._devices: dict[int, Device] = {}
+        self._asked: dict[int, AskedDevice] = {}
+        self._rates: dict[int, LinkRates] = {}
         self._seen_us: dict[int, int] = {}
         self._samples_at: dict[int, int] = {}  # the slow turn from which they are asked for again
-        self._counted: dict[int, tuple[int, int, int]] = {}  # µs, bytes received, sent
-        self._uncounted: set[int] = set()
-        self._used: dict[int, tuple[int | None, bool]] = {}  # at the last look; had it changed?
-        self._stated: dict[int, int] = {}  # looks since its state was asked for
-        self._drawn_on: set[int] = set()
-        self._untold: set[int] = set()  # devices that tell processes and not their memory
-        self._facts: list[tuple[str, dict[str, Any]]] = []
+        self._facts: deque[tuple[str, dict[str, Any]]] = deque()  # may be taken by another thread
 
     # -- once -------------------------------------------------------------------------------
 
@@ -147,17 +75,20 @@ class Nvml(Vendor):
             except DeviceLost:
                 continue  # was lost before recording began
             self._devices[device.index] = device
+            self._rates[device.index] = LinkRates(self.slow, device)
         if not facts:
             raise GpuAbsent("the NVIDIA driver shows no device that answers")
         return facts
 
     def _refused(self, call: str, index: int, reason: str) -> None:
-        self._facts.append(("gpu_refused", {"call": call, "device": index, "reason": reason}))
+        self._tell("gpu_refused", {"call": call, "device": index, "reason": reason})
+
+    def _tell(self, kind: str, fact: dict[str, Any]) -> None:
+        self._facts.append((kind, fact))
 
     def take_facts(self) -> list[tuple[str, dict[str, Any]]]:
-        """What was found out since the last time: refused calls."""
-        facts, self._facts = self._facts, []
-        return facts
+        """What was found out since the last time: refused calls, a new persistence mode."""
+        return [self._facts.popleft() for _ in range(len(self._facts))]
 
     def _find_devices(self) -> Iterator[Device]:
         """Whole GPUs by their own index, then the instances of partitioned ones."""
@@ -191,7 +122,14 @@ class Nvml(Vendor):
 
     def _device_fact(self, device: Device, driver: str | None) -> dict[str, Any]:
         ask = self.fast.ask
-        memory = self._memory(device)
+        # Since driver 510 without what the driver keeps for itself (version 2).
+        memory = ask("nvmlDeviceGetMemoryInfo", device, self._library.nvmlMemory_v2)
+        persists = _flag(ask("nvmlDeviceGetPersistenceMode", device))
+        self._asked[device.index] = AskedDevice(
+            self.fast, device, memory is not None, persists, self._tell
+        )
+        if memory is None:
+            memory = ask("nvmlDeviceGetMemoryInfo", device)
         pci = ask("nvmlDeviceGetPciInfo_v3", device)
         return {
             "index": device.index,
@@ -202,7 +140,7 @@ class Nvml(Vendor):
             "pci": _text(pci.busId) if pci is not None else None,
             "driver": driver,
             "total_bytes": None if memory is None else int(memory.total),
-            "persistence": _flag(ask("nvmlDeviceGetPersistenceMode", device)),
+            "persistence": persists,
             "link_gen_max": ask("nvmlDeviceGetMaxPcieLinkGeneration", device),
             "link_width_max": ask("nvmlDeviceGetMaxPcieLinkWidth", device),
         }
@@ -211,115 +149,33 @@ class Nvml(Vendor):
 
     def look(self, device: int, turn: int) -> Look:
         """Memory always; at a turn also what the device does, or in which state it is; whose the
-        memory is when it has changed, and now and then."""
-        target = self._devices[device]
-        found: dict[str, int] = {}
-        memory = self._memory(target)
-        if memory is not None:
-            found["used_bytes"] = int(memory.used)
-        if turn >= 0 and turn % 2 == 0:
-            self._busy(target, found)
-            self._traffic(target, found)
-        is_moving = self._is_moving(device, found.get("used_bytes"))
-        self._stated[device] = since = self._stated.get(device, 0) + 1
-        if (turn >= 0 and turn % 2) or (is_moving and since >= _STATE_EVERY):
-            self._state(target, found)
-            self._stated[device] = 0
-        by_now = turn >= 0 and turn % _PROCESSES_EVERY == 0
-        if is_moving or by_now:
-            return Look(found, self._processes(target, by_now))
-        return Look(found)
+        memory is at every other turn, and when it has changed."""
+        return Look(*self._asked[device].look(turn))
 
-    def _is_moving(self, device: int, used: int | None) -> bool:
-        """Whether memory has changed at this look or the one before: a driver may tell of the
-        process a little later."""
-        before, changed = self._used.get(device, (None, False))
-        self._used[device] = used, used != before
-        return changed or used != before
+    def looker(self, device: int) -> Callable[[int], Found]:
+        return self._asked[device].look
 
-    def _memory(self, device: Device) -> Any:
-        """Since driver 510 without what the driver keeps for itself (version 2)."""
-        ask = self.fast.ask
-        found = ask("nvmlDeviceGetMemoryInfo", device, self._library.nvmlMemory_v2)
-        return found if found is not None else ask("nvmlDeviceGetMemoryInfo", device)
+    def questions(self, device: int, turn: int) -> tuple[Question, ...]:
+        """What a look at that turn asks while memory rests."""
+        return self._asked[device].questions(turn)
 
-    def _busy(self, device: Device, found: dict[str, int]) -> None:
-        rates = self.fast.ask("nvmlDeviceGetUtilizationRates", device)
-        if rates is not None:
-            found["busy_percent"] = int(rates.gpu)
-
-    def _traffic(self, device: Device, found: dict[str, int]) -> None:
-        """The link's traffic since the last look, from running counts with stamps of their own.
-
-        Newer drivers and devices have them; else `look_slowly` asks for rates.
-        """
-        if device.index in self._uncounted:
-            return
-        answer = self.fast.ask("nvmlDeviceGetFieldValues", device, _COUNTS)
-        if answer is None or any(value.nvmlReturn for value in answer):
-            self._uncounted.add(device.index)
-            self.slow_every = 1
-            return
-        received, sent = (int(value.value.ullVal) for value in answer)
-        now = int(answer[0].timestamp), received, sent
-        before = self._counted.get(device.index)
-        self._counted[device.index] = now
-        if before is None or now[0] <= before[0] or now[1] < before[1] or now[2] < before[2]:
-            return  # the first, not renewed yet, or wrapped
-        for name, at in (("rx_bytes_per_s", 1), ("tx_bytes_per_s", 2)):
-            found[name] = (now[at] - before[at]) * 1_000_000 // (now[0] - before[0])
-
-    def _state(self, device: Device, found: dict[str, int]) -> None:
-        ask, library = self.fast.ask, self._library
-        pstate = ask("nvmlDeviceGetPerformanceState", device)
-        if pstate is not None and 0 <= int(pstate) < 32:
-            found["pstate"] = int(pstate)
-        gen, width = (ask(f"nvmlDeviceGetCurrPcieLink{x}", device) for x in ("Generation", "Width"))
-        if gen is not None and width is not None:
-            found["link_gen"], found["link_width"] = int(gen), int(width)
-        core = ask("nvmlDeviceGetClockInfo", device, library.NVML_CLOCK_SM)
-        memory = ask("nvmlDeviceGetClockInfo", device, library.NVML_CLOCK_MEM)
-        if core is not None and memory is not None:
-            found["core_mhz"], found["memory_mhz"] = int(core), int(memory)
-        throttle = ask("nvmlDeviceGetCurrentClocksThrottleReasons", device)
-        if throttle is not None:
-            found["throttle"] = int(throttle)
-
-    def _processes(self, device: Device, by_now: bool) -> dict[int, int] | None:
-        """{host pid: bytes}; a container or WSL may not tell the bytes. What computes by Vulkan is
-        among those that draw; one that does both is told by either with all of its memory."""
-        computing = self.fast.ask(_COMPUTING, device)
-        drawing: Any = ()
-        if device.index in self._drawn_on or by_now:
-            drawing = self.fast.ask("nvmlDeviceGetGraphicsRunningProcesses_v3", device) or ()
-            (self._drawn_on.add if drawing else self._drawn_on.discard)(device.index)
-        if computing is None and not drawing:
-            return None
-        running = [p for p in (*(computing or ()), *drawing) if p.usedGpuMemory is not None]
-        if computing and not running and device.index not in self._untold:
-            self._untold.add(device.index)
-            self._refused(_COMPUTING, device.index, "their memory is not told")
-        return {int(p.pid): int(p.usedGpuMemory) for p in running}
+    @property
+    def slow_every(self) -> int:
+        """Seldom where no link has to be measured."""
+        measured = (d for d, asked in self._asked.items() if not asked.traffic.is_counted)
+        return 1 if any(self._rates[d].can_be_had for d in measured) else _SAMPLES_EVERY
 
     def look_slowly(self, device: int, turn: int) -> Iterator[tuple[int, int, Look]]:
         """(ns, error, look) of what may block: the link's traffic where there are no counts (NVML
         measures it for 20 ms a call), and the driver's own samples of utilisation, finer than what
         it averages."""
-        target = self._devices[device]
-        if device in self._uncounted:
-            found: dict[str, int] = {}
-            for counter, name in (
-                (self._library.NVML_PCIE_UTIL_RX_BYTES, "rx_bytes_per_s"),
-                (self._library.NVML_PCIE_UTIL_TX_BYTES, "tx_bytes_per_s"),
-            ):
-                rate = self.slow.ask("nvmlDeviceGetPcieThroughput", target, counter)
-                if rate is not None:
-                    found[name] = int(rate) * 1000  # KB/s
-            if found:
-                yield self._clock(), 0, Look(found)
+        if not self._asked[device].traffic.is_counted:
+            rates = self._rates[device].ask()
+            if rates:
+                yield self._clock(), 0, Look.of(rates)
         if turn >= self._samples_at.get(device, 0):
             self._samples_at[device] = turn + _SAMPLES_EVERY
-            yield from self._samples(target)
+            yield from self._samples(self._devices[device])
 
     def _samples(self, device: Device) -> Iterator[tuple[int, int, Look]]:
         since_us = self._seen_us.get(device.index, 0)
@@ -337,7 +193,7 @@ class Nvml(Vendor):
         for us, value in fresh:
             # A microsecond stamp is true to half of one.
             ns = offset.to_monotonic(us * 1000)
-            yield ns, offset.error_ns + 500, Look({"busy_percent": value})
+            yield ns, offset.error_ns + 500, Look.of({"busy_percent": value})
 
     def close(self) -> None:
         with suppress(self._library.NVMLError):  # lost, or never awake
@@ -352,3 +208,34 @@ def _text(value: Any) -> str | None:
 
 def _flag(value: Any) -> bool | None:
     return None if value is None else bool(value)
+
+
+class LinkRates:
+    """The link's traffic where it is not counted: NVML measures each direction for 20 ms."""
+
+    _DIRECTIONS = (("rx_bytes_per_s", 1), ("tx_bytes_per_s", 0))  # NVML_PCIE_UTIL_…_BYTES
+
+    def __init__(self, door: Door, device: Device) -> None:
+        self._door = door
+        self._answer = ctypes.c_uint()
+        self._questions: dict[str, Question] = {}
+        for name, direction in self._DIRECTIONS:
+            answer = direction, ctypes.byref(self._answer)
+            question = door.question("nvmlDeviceGetPcieThroughput", device, *answer)
+            if question is not None:
+                self._questions[name] = question
+
+    @property
+    def can_be_had(self) -> bool:
+        return bool(self._questions)
+
+    def ask(self) -> dict[str, int]:
+        """Bytes per second, of what the device tells. Raises `DeviceLost`."""
+        found = {}
+        for name, question in list(self._questions.items()):
+            failed = self._door.put((question,))
+            if not failed:
+                found[name] = self._answer.value * 1000  # KB/s
+            elif self._door.is_refused(*failed[0]):
+                del self._questions[name]
+        return found

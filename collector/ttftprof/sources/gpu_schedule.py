@@ -1,0 +1,127 @@
+"""When GPUs are looked at: an absolute schedule, what wakes for it, and how much is asked when.
+
+Guarantees: a moment that was missed is left out, not made up for; to wait costs one system call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Self
+
+from ttftprof.clock import NS_PER_MS, NS_PER_S
+
+PERIOD_NS = 20 * NS_PER_MS
+SLOW_PERIOD_NS = 50 * NS_PER_MS
+CPU_SHARE = 0.008  # of a core, above which less is asked
+WEIGHED_EVERY_NS = NS_PER_S // 2
+_STRETCH_MOST = 32
+_CLOCK_MONOTONIC, _TFD_TIMER_ABSTIME = 1, 1  # include/uapi/linux/{time,timerfd}.h
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(slots=True)
+class Schedule:
+    """The moments start + n × period; `passed` looks ahead to the first that is still to come."""
+
+    due_ns: int
+    period_ns: int
+    tick: int = 0
+    missed: int = 0
+
+    def passed(self, now_ns: int, every: int = 1) -> None:
+        """On to the next moment to come whose number is a multiple of `every`."""
+        steps = max((now_ns - self.due_ns) // self.period_ns, 0) + 1
+        self.missed += steps - 1
+        steps += -(self.tick + steps) % every
+        self.tick += steps
+        self.due_ns += steps * self.period_ns
+
+
+class Alarm:
+    """Wakes at the moments of a schedule whose first is still to come, of CLOCK_MONOTONIC.
+
+    The kernel keeps the moments: a timer that is set once, and read to wait. To compute each sleep
+    anew costs a fifth more processor time. Raises `OSError` where it cannot be had.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._reached = schedule.tick  # the number of the next moment that the timer will tell
+        self._fd = _LIBC.timerfd_create(_CLOCK_MONOTONIC, os.O_CLOEXEC)
+        period, first = (
+            divmod(ns, NS_PER_S) for ns in (schedule.period_ns, max(schedule.due_ns, 1))
+        )
+        setting = (ctypes.c_long * 4)(*period, *first)
+        if self._fd < 0 or _LIBC.timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, setting, None):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
+    def wait(self) -> None:
+        """Until the moment that is due has come."""
+        while self._reached <= self._schedule.tick:
+            self._reached += int.from_bytes(os.read(self._fd, 8), "little")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+
+class Pace:
+    """At which looks all is asked: at each, or at fewer where answers are dear, be it for the
+    driver, or because others on the machine leave nothing in its caches.
+
+    Memory is looked at on every moment of the schedule.
+    """
+
+    def __init__(self, now_ns: int) -> None:
+        self._weighed_ns = now_ns
+        self._spent_ns = 0  # until then
+        self._due_tick = self._turns = 0
+        self.stretch = 1
+
+    def turn(self, tick: int) -> int:
+        """The number of this look among those at all; -1 if it is none. Counted: were it the
+        moment's, a driver that misses every other moment would be asked for half of all only."""
+        if tick < self._due_tick:
+            return -1
+        self._due_tick = (tick // self.stretch + 1) * self.stretch
+        self._turns += 1
+        return self._turns - 1
+
+    def is_due(self, now_ns: int) -> bool:
+        """Whether to weigh: twice a second, as to ask for processor time costs some, too."""
+        return now_ns - self._weighed_ns >= WEIGHED_EVERY_NS
+
+    def weigh(self, now_ns: int, spent_ns: int) -> bool:
+        """By all the CPU time so far, what sampling costs; whether the pace changed. To ask twice
+        as often costs less than twice as much, so that it does not swing."""
+        lasted_ns = now_ns - self._weighed_ns
+        share, before = (spent_ns - self._spent_ns) / lasted_ns, self.stretch
+        self._weighed_ns, self._spent_ns = now_ns, spent_ns
+        if share > CPU_SHARE:
+            self.stretch = min(before * 2, _STRETCH_MOST)
+        elif share < CPU_SHARE / 2:
+            self.stretch = max(before // 2, 1)
+        return self.stretch != before
+
+
+@contextmanager
+def before_others() -> Iterator[None]:
+    """Threads that are started within go before all that compute, where the kernel allows it: a
+    sampler needs less than a hundredth of a core, and needs it on time. They inherit it from this
+    one, which may ask for it only while it is root."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    except OSError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
