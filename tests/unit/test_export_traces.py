@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
 from ttftprof import python_frames
@@ -394,3 +396,22 @@ def test_a_folded_frame_holds_no_separator() -> None:
     for name in (*samples.HOSTILE_NAMES, "a;b 5"):
         for stack, _ in folds(samples.hostile(name), nothing()):
             assert len(stack) == 3
+
+
+@given(st.lists(st.integers(1, 1 << 62), min_size=1, max_size=9), st.data())
+def test_runs_of_slices_are_the_packets_of_their_edges(
+    stamps: list[int], data: st.DataObject
+) -> None:
+    """However many bytes a stamp needs beside others."""
+    edges = np.array(sorted(stamps + [stamp + 1 for stamp in stamps]), np.int64)
+    named: list[slices.Named] = [("cpu", {}), ("read", {"bytes": 1 << 40, "file": "/a"})]
+    what = data.draw(st.lists(st.integers(0, 1), min_size=len(stamps), max_size=len(stamps)))
+    run = slices.Run(edges[::2], edges[1::2], np.array(what), named)
+    out = io.BytesIO()
+    trace = perfetto._Trace(out)
+    trace.run(7, run)
+    for ns, piece in slices.edges(run):
+        trace.edge(7, ns, (piece.name, piece.facts) if piece else None)
+    trace.flush()
+    packets = list(Trace.FromString(out.getvalue()).packet)
+    assert packets[: len(edges)] == packets[len(edges) :]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, TextIO
+from typing import TextIO
 
 from ttftprof.model import Report
 from ttftprof.reports import slices
@@ -19,11 +19,10 @@ _REQUESTS, _STORAGE, _COUNTERS = 1 << 30, (1 << 30) + 1, (1 << 30) + 2
 
 def write(report: Report, timeline: Timeline, out: TextIO) -> None:
     out.write('{"displayTimeUnit":"ms","otherData":{"clock":"CLOCK_MONOTONIC"},"traceEvents":[')
-    encode = json.JSONEncoder(separators=(",", ":")).encode
-    for number, (times_ns, event) in enumerate(_events(report, timeline)):
-        out.write(",\n{" if number else "\n{")
-        out.writelines(f'"{name}":{_microseconds(ns)},' for name, ns in times_ns.items())
-        out.write(encode(event)[1:])
+    separator = "\n"
+    for line in _lines(report, timeline):
+        out.write(separator + line)
+        separator = ",\n"
     out.write("\n]}\n")
 
 
@@ -32,11 +31,11 @@ def _microseconds(ns: int) -> str:
     return f"{ns // 1000}.{ns % 1000:03d}"
 
 
-_Event = tuple[dict[str, int], dict[str, Any]]
-"""(times in ns, everything else)"""
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
-def _events(report: Report, timeline: Timeline) -> Iterator[_Event]:
+def _lines(report: Report, timeline: Timeline) -> Iterator[str]:
+    """An event each, or several with what is between them."""
     yield _named("process_name", _REQUESTS, 0, "requests")
     for track in slices.tracks(report, timeline):
         pid = track.tgid or (_STORAGE if track.kind == "io" else _REQUESTS)
@@ -45,18 +44,43 @@ def _events(report: Report, timeline: Timeline) -> Iterator[_Event]:
         if track.kind == "process":
             yield _named("process_name", pid, 0, track.name)
         yield _named("thread_name", pid, track.number, track.name)
-        yield from (_slice(piece, pid, track.number) for piece in track.slices)
+        if isinstance(track.slices, slices.Runs):
+            for run in track.slices.make():
+                if len(run.what):
+                    yield _run(run, pid, track.number)
+        else:
+            yield from (_slice(piece, pid, track.number) for piece in track.slices)
     for name, series in slices.counters(report):
         for ns, value in zip(series.ns, series.values, strict=True):
             args = {series.unit or "value": value}
-            yield {"ts": ns}, {"ph": "C", "pid": _COUNTERS, "name": name, "args": args}
+            rest = _encode({"ph": "C", "pid": _COUNTERS, "name": name, "args": args})
+            yield f'{{"ts":{_microseconds(ns)},{rest[1:]}'
 
 
-def _named(what: str, pid: int, tid: int, name: str) -> _Event:
-    return {}, {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
+def _named(what: str, pid: int, tid: int, name: str) -> str:
+    return _encode({"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}})
 
 
-def _slice(piece: slices.Slice, pid: int, tid: int) -> _Event:
-    times_ns = {"ts": piece.start_ns, "dur": piece.end_ns - piece.start_ns}
-    args = dict(piece.facts)
-    return times_ns, {"ph": "X", "pid": pid, "tid": tid, "name": piece.name, "args": args}
+def _slice(piece: slices.Slice, pid: int, tid: int) -> str:
+    start, took = _microseconds(piece.start_ns), _microseconds(piece.end_ns - piece.start_ns)
+    return f'{{"ts":{start},"dur":{took},{_what((piece.name, piece.facts), pid, tid)}'
+
+
+def _run(run: slices.Run, pid: int, tid: int) -> str:
+    rests = [_what(named, pid, tid) for named in run.named]
+    columns = [
+        part.tolist()
+        for ns in (run.start_ns, run.end_ns - run.start_ns)
+        for part in divmod(ns, 1000)
+    ]
+    return ",\n".join(
+        f'{{"ts":{start}.{start_ns:03d},"dur":{took}.{took_ns:03d},{rests[what]}'
+        for start, start_ns, took, took_ns, what in zip(*columns, run.what.tolist(), strict=True)
+    )
+
+
+def _what(named: slices.Named, pid: int, tid: int) -> str:
+    """All of a slice's event but its times."""
+    name, facts = named
+    rest = {"ph": "X", "pid": pid, "tid": tid, "name": name, "args": dict(facts)}
+    return _encode(rest)[1:]

@@ -8,7 +8,7 @@ slices are made as they are asked for, never all of a recording at once. Pure; n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heappop, heappush
@@ -26,11 +26,13 @@ from ttftprof.reports import html_data, words
 from ttftprof.reports.safe import plain
 from ttftprof.threads import Waits
 from ttftprof.timeline import Timeline
+from ttftprof.windows import Ints
 
 _IO_LANES = 32
 _NO_LANE = _IO_LANES
 _AT_ONCE = 4_096  # slices whose numbers are made into Python's
 _NAME = 200
+_WAITS = [(ACTIVITY_OF_WAIT[wait], dict[str, str | int]()) for wait in Wait]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,38 @@ class Slices:
 
     def __iter__(self) -> Iterator[Slice]:
         return self.make()
+
+
+Named = tuple[str, Mapping[str, str | int]]
+"""The name and the facts of a slice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Slices as columns, by start; `named[what[i]]` is what the one of `start_ns[i]` is called."""
+
+    start_ns: Ints
+    end_ns: Ints
+    what: Ints
+    named: Sequence[Named]
+
+    def __iter__(self) -> Iterator[Slice]:
+        columns = (self.start_ns.tolist(), self.end_ns.tolist(), self.what.tolist())
+        for start_ns, end_ns, what in zip(*columns, strict=True):
+            yield Slice(start_ns, end_ns, *self.named[what])
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Slices by the million, some thousand at a time. `apart`: none begins before the one before it
+    has ended, so that they can be written as they stand."""
+
+    make: Callable[[], Iterator[Run]]
+    apart: bool
+
+    def __iter__(self) -> Iterator[Slice]:
+        for run in self.make():
+            yield from run
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +186,14 @@ def _process(process: ProcessTrack, timeline: Timeline, numbers: Iterator[int]) 
     yield Track(number, None, label, "process", [life], process.tgid)
     threads = timeline.threads.waits_of(process.tgid, process.start_ns, process.end_ns)
     for waits in threads.by_thread():
-        slices = Slices(partial(_waits, waits, process.start_ns, process.end_ns))
+        slices = _waits(waits, process.start_ns, process.end_ns)
         name = f"thread {waits.tid}"
         yield Track(next(numbers), number, name, "thread", slices, process.tgid, waits.tid)
     yield from _calls(process, timeline, number, numbers)
     for tid, rate_hz, frames in python_frames.threads(timeline, process):
         name = f"Python of thread {tid}, {rate_hz} looks a second"
-        slices = Slices(partial(_frames, frames))
-        yield Track(next(numbers), number, name, "python", slices, process.tgid, tid)
+        looks = Slices(partial(_frames, frames))
+        yield Track(next(numbers), number, name, "python", looks, process.tgid, tid)
 
 
 def _frames(frames: python_frames.Frames) -> Iterator[Slice]:
@@ -167,14 +201,19 @@ def _frames(frames: python_frames.Frames) -> Iterator[Slice]:
         yield Slice(start_ns, end_ns, plain(name, _NAME))
 
 
-def _waits(waits: Waits, start_ns: int, end_ns: int) -> Iterator[Slice]:
-    for first in range(0, len(waits.start_ns), _AT_ONCE):
-        part = slice(first, first + _AT_ONCE)
-        begins = np.maximum(waits.start_ns[part], start_ns).tolist()
-        ends = np.minimum(waits.end_ns[part], end_ns).tolist()
-        for begin, end, reason in zip(begins, ends, waits.reason[part].tolist(), strict=True):
-            if end > begin:
-                yield Slice(begin, end, ACTIVITY_OF_WAIT[Wait(reason)])
+def _waits(waits: Waits, start_ns: int, end_ns: int) -> Runs:
+    """What a thread waited for, cut to the life of its process."""
+    begins, ends = np.maximum(waits.start_ns, start_ns), np.minimum(waits.end_ns, end_ns)
+    apart = bool((begins[1:] >= ends[:-1]).all())
+
+    def make() -> Iterator[Run]:
+        for first in range(0, len(begins), _AT_ONCE):
+            part = slice(first, first + _AT_ONCE)
+            real = ends[part] > begins[part]
+            what = waits.reason[part][real].astype(np.int64)
+            yield Run(begins[part][real], ends[part][real], what, _WAITS)
+
+    return Runs(make, apart)
 
 
 def _calls(
@@ -237,7 +276,7 @@ def _io(timeline: Timeline, numbers: Iterator[int]) -> Iterator[Track]:
         yield Track(group, None, "requests to storage", "group")
         for lane in used:
             where = np.flatnonzero(lanes == lane).astype(np.int32)
-            slices = Slices(partial(_reads, asked, where, paths))
+            slices = Runs(partial(_reads, asked, where, paths), apart=True)
             yield Track(next(numbers), group, f"in flight {lane + 1}", "io", slices)
 
 
@@ -285,10 +324,13 @@ def _lanes(asked: Records) -> Records:
     return lanes
 
 
-def _reads(
-    asked: Records, where: npt.NDArray[np.int32], paths: Mapping[int, str]
-) -> Iterator[Slice]:
+def _reads(asked: Records, where: npt.NDArray[np.int32], paths: Mapping[int, str]) -> Iterator[Run]:
     for first in range(0, len(where), _AT_ONCE):
-        for start_ns, end_ns, ino, count_bytes in asked[where[first : first + _AT_ONCE]].tolist():
-            facts: dict[str, str | int] = {"bytes": count_bytes, "file": paths.get(ino, "")}
-            yield Slice(start_ns, end_ns, "read", facts)
+        part = asked[where[first : first + _AT_ONCE]]
+        places: dict[tuple[int, int], int] = {}  # of what was asked for, by inode and size
+        pairs = zip(part["ino"].tolist(), part["bytes"].tolist(), strict=True)
+        what = [places.setdefault(pair, len(places)) for pair in pairs]
+        named: list[Named] = [
+            ("read", {"bytes": size, "file": paths.get(ino, "")}) for ino, size in places
+        ]
+        yield Run(part["start_ns"], part["end_ns"], np.array(what, np.int64), named)
