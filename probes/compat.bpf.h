@@ -58,6 +58,31 @@
 	}									\
 	static __always_inline int program##_enters(u64 first, u64 second)
 
+/* bpf_loop came in 5.17 (e6f2dd0f8067). Before, a callback is run for each element of an array, which
+ * has as many as it is to be run at most. LOOPED(callback, most) stands after a callback that takes
+ * an index, and LOOP runs it `count` times, unless it gives 1; where `count` is less than `most`, it
+ * has to see to that itself. */
+#define LOOPED(callback, most)							\
+	struct {								\
+		__uint(type, BPF_MAP_TYPE_ARRAY);				\
+		__uint(max_entries, most);					\
+		__type(key, u32);						\
+		__type(value, u32);						\
+	} callback##_steps __weak SEC(".maps");					\
+	static __attribute__((unused)) long callback##_each(			\
+		void *steps, u32 *index, u32 *step, void *of)			\
+	{									\
+		return callback(*index, of);					\
+	}
+
+#define LOOP(count, callback, of)						\
+	do {									\
+		if (bpf_core_enum_value_exists(enum bpf_func_id, BPF_FUNC_loop))	\
+			bpf_loop(count, callback, of, 0);			\
+		else								\
+			bpf_for_each_map_elem(&callback##_steps, callback##_each, of, 0);	\
+	} while (0)
+
 #define TASK_DEAD_BIT 0x80
 #define TASK_UNINTERRUPTIBLE_BIT 0x02
 #define TASK_ASLEEP_BITS 0x03
@@ -73,6 +98,26 @@ static __always_inline u32 task_state(struct task_struct *task)
 	if (bpf_core_field_exists(task->__state))
 		return FIELD(task, __state);
 	return BPF_CORE_READ((struct task_struct___before_5_14 *)task, state);
+}
+
+/* The page cache kept pages before 5.16 (7b230db3b8d3). */
+struct page___before_5_16 {
+	struct address_space *mapping;
+	unsigned long index;
+} __attribute__((preserve_access_index));
+
+static __always_inline struct address_space *folio_mapping(struct folio *folio)
+{
+	if (bpf_core_field_exists(folio->mapping))
+		return FIELD(folio, mapping);
+	return FIELD((struct page___before_5_16 *)folio, mapping);
+}
+
+static __always_inline u64 folio_index(struct folio *folio)
+{
+	if (bpf_core_field_exists(folio->index))
+		return FIELD(folio, index);
+	return FIELD((struct page___before_5_16 *)folio, index);
 }
 
 static __always_inline unsigned long folio_flags(struct folio *folio)

@@ -178,7 +178,7 @@ struct path_scan {
 	bool found;
 };
 
-/* A callback of bpf_loop: one place of the path in the scratch buffer. */
+/* One place of the path in the scratch buffer. */
 static long scan_path(u32 at, struct path_scan *scan)
 {
 	u32 zero = 0;
@@ -191,6 +191,8 @@ static long scan_path(u32 at, struct path_scan *scan)
 	scan->found = is_cache(*(u64 *)(s->bytes + at), *(u32 *)(s->bytes + at + 8));
 	return scan->found;
 }
+
+LOOPED(scan_path, CACHE_PATH_BYTES)
 
 /* Opens of a kernel cache, whatever the size of the file: a miss is written, a hit
  * is only read. About a microsecond for an open that is none. */
@@ -206,7 +208,7 @@ static __always_inline void note_cache(const void *user_path, u64 open_flags, lo
 	if (n < 16 || n > PATH_BYTES)
 		return;
 	scan.length = n;
-	bpf_loop(CACHE_PATH_BYTES, scan_path, &scan, 0);
+	LOOP(CACHE_PATH_BYTES, scan_path, &scan);
 	if (!scan.found)
 		return;
 	struct inode_facts facts = {};

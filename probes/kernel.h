@@ -102,6 +102,10 @@ struct address_space {
 	unsigned long nrpages;
 };
 
+enum bpf_func_id {
+	BPF_FUNC_loop = 181,
+};
+
 struct page {
 	unsigned long compound_head;
 	struct address_space *mapping;

@@ -133,7 +133,8 @@ static __always_inline bool is_written(struct inode *host)
 TRACEPOINT(mm_filemap_add_to_page_cache)
 int BPF_PROG(pagecache__add, struct folio *folio)
 {
-	struct inode *host = FIELD(folio, mapping, host);
+	struct address_space *mapping = folio_mapping(folio);
+	struct inode *host = FIELD(mapping, host);
 	u64 ino = FIELD(host, i_ino);
 	u32 dev = FIELD(host, i_sb, s_dev);
 	struct file_slot *f = file_find(dev, ino);
@@ -151,8 +152,8 @@ int BPF_PROG(pagecache__add, struct folio *folio)
 			return 0;
 	}
 	u64 pages = folio_pages(folio);
-	u64 again = f->evicted_pages ? take_back(host, FIELD(folio, index), pages) : 0;
-	f->cached_pages = FIELD(folio, mapping, nrpages);
+	u64 again = f->evicted_pages ? take_back(host, folio_index(folio), pages) : 0;
+	f->cached_pages = FIELD(mapping, nrpages);
 	if (t && is_written(host))
 		return 0;
 	if (t) {
@@ -182,7 +183,7 @@ static __always_inline u64 take_off(u64 *counter, u64 pages)
 TRACEPOINT(mm_filemap_delete_from_page_cache)
 int BPF_PROG(pagecache__delete, struct folio *folio)
 {
-	struct address_space *mapping = FIELD(folio, mapping);
+	struct address_space *mapping = folio_mapping(folio);
 	struct inode *host = FIELD(mapping, host);
 	struct file_slot *f = file_find(FIELD(host, i_sb, s_dev), FIELD(host, i_ino));
 
@@ -203,7 +204,7 @@ int BPF_PROG(pagecache__delete, struct folio *folio)
 	__sync_fetch_and_add(&f->evicted_pages, pages);
 	if (FIELD(task, flags) & PF_MEMALLOC)
 		__sync_fetch_and_add(&f->reclaimed_pages, pages);
-	note_gone(host, FIELD(folio, index), pages);
+	note_gone(host, folio_index(folio), pages);
 	return 0;
 }
 

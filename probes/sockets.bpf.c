@@ -279,6 +279,8 @@ static long next_byte(u32 index, void *unused)
 	return 0;
 }
 
+LOOPED(next_byte, 8)
+
 /* Gathers the first four bytes, over reads and buffers, after those there are. */
 static __always_inline void look_ahead(struct sending *job, u64 length, u32 word, u32 have)
 {
@@ -286,7 +288,7 @@ static __always_inline void look_ahead(struct sending *job, u64 length, u32 word
 	job->ahead_bytes = length;
 	job->word = word;
 	job->have = have;
-	bpf_loop(8, next_byte, 0, 0);
+	LOOP(8, next_byte, 0);
 }
 
 static __always_inline u32 begins_like(struct sending *job, u64 length)
@@ -397,6 +399,8 @@ static long keep_piece(u32 index, struct keeping *to)
 	return 0;
 }
 
+LOOPED(keep_piece, 8)
+
 /* Keeps a small write of a quiet, in place of the oldest; false if it ends the quiet:
  * too big, a response's head, or the last chunk. */
 static __always_inline bool keep(struct tail *q, struct conn *c, struct thread_slot *t,
@@ -414,7 +418,7 @@ static __always_inline bool keep(struct tail *q, struct conn *c, struct thread_s
 	job->ahead = job->src;
 	job->ahead_bytes = total;
 	job->kept = 0;
-	bpf_loop(8, keep_piece, &to, 0);
+	LOOP(8, keep_piece, &to);
 	u32 length = job->kept;
 	kept->head.start_ns = t->enter_ns;
 	kept->head.key = key;

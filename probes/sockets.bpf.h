@@ -125,14 +125,15 @@ struct handing_over {
 	u32 from;
 	u32 skipped;
 	u32 turn;
+	u32 count;
 };
 
-/* One kept write, for bpf_loop. */
+/* One kept write. */
 static long send_kept(u32 index, struct handing_over *job)
 {
 	struct tail *q = bpf_map_lookup_elem(&quiet, &job->key);
 
-	if (!q)
+	if (!q || index >= job->count)
 		return 1;
 	struct kept_text *kept = &q->writes[(job->from + index) & (TAIL_WRITES - 1)];
 	kept->head.end_ns = bpf_ktime_get_ns();
@@ -146,6 +147,8 @@ static long send_kept(u32 index, struct handing_over *job)
 	return 0;
 }
 
+LOOPED(send_kept, TAIL_WRITES)
+
 /* Hands over the last writes of a quiet, oldest first. */
 static __always_inline void end_quiet(u64 key, struct conn *c)
 {
@@ -155,8 +158,8 @@ static __always_inline void end_quiet(u64 key, struct conn *c)
 		return;
 	u32 count = q->held < TAIL_WRITES ? q->held : TAIL_WRITES;
 	struct handing_over job = {
-		.key = key, .from = q->held - count, .skipped = c->skipped, .turn = c->turn};
-	bpf_loop(count, send_kept, &job, 0);
+		.key = key, .from = q->held - count, .skipped = c->skipped, .turn = c->turn, .count = count};
+	LOOP(count, send_kept, &job);
 	c->skipped = job.skipped;
 	bpf_map_delete_elem(&quiet, &key);
 }

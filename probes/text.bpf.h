@@ -89,7 +89,6 @@ static __always_inline struct sending *sending_begin(struct pt_regs *regs, u32 c
 	return job;
 }
 
-/* A callback of bpf_loop (5.17). */
 static long send_piece(u32 index, void *unused)
 {
 	u32 zero = 0;
@@ -120,9 +119,11 @@ static long send_piece(u32 index, void *unused)
 	return 0;
 }
 
+LOOPED(send_piece, TEXT_PIECES)
+
 /* Sends up to TEXT_PIECES pieces of `head.total` bytes; the collector sees from
  * offset, length and total what it did not get. */
 static __always_inline void send_text(void)
 {
-	bpf_loop(TEXT_PIECES, send_piece, 0, 0);
+	LOOP(TEXT_PIECES, send_piece, 0);
 }

@@ -22,7 +22,7 @@ def test_a_larger_ring_is_larger_for_texts_too() -> None:
     [
         (
             Unsupported("no probe", minimum_kernel=MINIMUM, next_step="ask"),
-            "ttftprof: no probe\n  needs: Linux 5.17 or newer\n  next: ask\n",
+            "ttftprof: no probe\n  needs: Linux 5.15 or newer\n  next: ask\n",
         ),
         (TtftprofError("two:\n  a\x1b[2J\n  b"), "ttftprof: two:\n  a\\x1b[2J\n  b\n"),
         (OSError(24, "Too many open files"), "ttftprof: too many open files: the limit of"),

@@ -56,8 +56,8 @@ THREADS = 8192
 FILES = 4096
 END_RING_BYTES = 1 << 20
 TEXT_RING_BYTES = 8 << 20
-# bpf_loop() came with it.
-MINIMUM_KERNEL = (5, 17)
+# The cookies of uprobes came with it: they say which call a mark is at. Loops came in 5.13.
+MINIMUM_KERNEL = (5, 15)
 MINIMUM = ".".join(map(str, MINIMUM_KERNEL))
 # Those for one link with many uprobes; whether the kernel can is found out when one is made.
 _MULTI = ("marks__calls", "marks__returns")

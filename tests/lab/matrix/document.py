@@ -17,9 +17,9 @@ from ttftprof.kernel.table import PROBES, VARIANTS, Probe
 LOADERS = {"btf": "", "headers": ", bcc"}
 _HEAD = f"""# Kernels
 
-Made by `scripts/kernel-matrix`, which boots each of these Debian kernels in an emulated machine,
-loads the probes, works a little and counts; and from `probes/` and `kernel/table.py`, which say
-what a probe needs. Do not edit.
+Made by `scripts/kernel-matrix`, which boots each of these kernels of Debian and Ubuntu in an
+emulated machine, loads the probes, works a little and counts; and from `probes/` and
+`kernel/table.py`, which say what a probe needs. Do not edit.
 
 The oldest kernel is {MINIMUM}. One with BTF is met by libbpf; one without, or any by
 `record --loader bcc`, by what bcc compiles of its headers: the same probes in the second dialect
