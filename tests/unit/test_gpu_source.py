@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -481,19 +481,37 @@ def wait_for_rows(gpus: Gpus, count: int) -> Any:
 # -- cost -----------------------------------------------------------------------------------------
 
 
+def weighed(pace: Pace, shares: Iterable[tuple[float, float]]) -> list[int]:
+    """The stretch after each half second that cost such a share of a core, of which looks at all
+    were such a share."""
+    spent = asked = 0.0
+    found = []
+    for number, (of_all, of_asking) in enumerate(shares, 1):
+        spent += of_all * gpu_schedule.WEIGHED_EVERY_NS
+        asked += of_asking * gpu_schedule.WEIGHED_EVERY_NS
+        now = number * gpu_schedule.WEIGHED_EVERY_NS
+        assert pace.due_ns == now
+        before = pace.stretch
+        assert pace.weigh(now, round(spent), round(asked)) == (pace.stretch != before)
+        found.append(pace.stretch)
+    return found
+
+
 def test_dear_answers_are_asked_for_less_often() -> None:
-    """Memory is looked at always; the rest as often as 0.8 % of a core allows."""
+    """Memory is looked at always; the rest as often as 0.8 % of a core allows, and more often again
+    only where that will hold."""
     pace = Pace(0)
     assert [pace.turn(tick) for tick in range(3)] == [0, 1, 2]
-    spent = 0.0
-    for number, share, stretch in ((1, 0.02, 2), (2, 0.012, 4), (3, 0.006, 4), (4, 0.001, 2)):
-        spent += share * gpu_schedule.WEIGHED_EVERY_NS
-        now = number * gpu_schedule.WEIGHED_EVERY_NS
-        assert not pace.is_due(now - 1)
-        assert pace.is_due(now)
-        assert pace.weigh(now, round(spent)) == (number != 3)
-        assert pace.stretch == stretch
+    shares = [(0.02, 0.018), (0.012, 0.01), (0.006, 0.004), (0.003, 0.001)]
+    assert weighed(pace, shares) == [2, 4, 4, 2]
     assert [pace.turn(tick) for tick in range(4, 9)] == [3, -1, 4, -1, 5]
+
+
+def test_where_to_wake_is_what_is_dear_all_is_asked_for_at_each_look() -> None:
+    """A busy moment slows nothing for good, either."""
+    pace = Pace(0)
+    pace.stretch = 4
+    assert weighed(pace, [(0.007, 0.0008), (0.0075, 0.0004), (0.011, 0.003)]) == [2, 1, 1]
 
 
 @pytest.mark.parametrize("stretch", [1, 2])

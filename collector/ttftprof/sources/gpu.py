@@ -171,6 +171,7 @@ class Sampler:
         self._memory: dict[int, dict[int, int]] = {}
         self._hung: dict[int, int] = {}
         self._looking_ns = self._looking_slowly_ns = self._draining_ns = 0  # processor time
+        self._asked_ns = 0  # how long the looks took at which all is asked
         self._pace = Pace(clock())
         # Appending to and taking from a deque needs no lock: `drain` cannot be held up.
         self._rows: deque[_Sample] = deque()
@@ -204,9 +205,9 @@ class Sampler:
         began_ns = time.thread_time_ns()
         with Alarm(schedule) as alarm:
             alarm.wait()
-            while self._goes_on:
+            while self._alive and not self._stopped:
                 self.sample(schedule, pace.turn(schedule.tick))
-                if pace.is_due(schedule.due_ns):
+                if schedule.due_ns >= pace.due_ns:
                     self._looking_ns = time.thread_time_ns() - began_ns
                     self._weigh(schedule.due_ns)
                 alarm.wait()
@@ -217,24 +218,20 @@ class Sampler:
     def _run_slowly(self) -> None:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         schedule = Schedule(self._clock(), SLOW_PERIOD_NS)
-        while self._goes_on:
+        while self._alive and not self._stopped:
             self.sample_slowly(schedule.tick)
             schedule.passed(self._clock(), max(self.vendor.slow_every, self._pace.stretch))
             self._looking_slowly_ns = time.thread_time_ns()
             time.sleep(max(schedule.due_ns - self._clock(), 0) / NS_PER_S)
 
     def _weigh(self, now_ns: int) -> None:
-        if self._pace.weigh(now_ns, self.cpu_ns):
+        if self._pace.weigh(now_ns, self.cpu_ns, self._asked_ns):
             self._tell("gpu_pace", {"all_every_ns": self._pace.stretch * PERIOD_NS})
 
     @property
     def cpu_ns(self) -> int:
         """Processor time of both threads since there was something to look at, and of drains."""
         return self._looking_ns + self._looking_slowly_ns + self._draining_ns
-
-    @property
-    def _goes_on(self) -> bool:
-        return bool(self._alive) and not self._stopped
 
     def stop(self) -> None:
         """Ends the threads. The first is waited for; what hangs or blocks is left behind."""
@@ -263,7 +260,8 @@ class Sampler:
         """One look at every device that still answers, then on to the next moment. Others have
         filled the caches since the last, so each step costs ten times what it would in a loop:
         nothing is done here that `drain` could do."""
-        began, due = self._clock(), schedule.due_ns
+        first = began = self._clock()
+        due = schedule.due_ns
         for device in list(self._alive):
             try:
                 found = self._lookers[device](turn)
@@ -276,6 +274,8 @@ class Sampler:
             if found[2] is not None:
                 self._note_processes(device, began, found[2])
             began = ended  # of the next
+        if turn >= 0:
+            self._asked_ns += began - first
         schedule.passed(began)
 
     def sample_slowly(self, turn: int) -> None:

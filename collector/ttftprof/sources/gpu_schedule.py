@@ -34,6 +34,10 @@ class Schedule:
 
     def passed(self, now_ns: int, every: int = 1) -> None:
         """On to the next moment to come whose number is a multiple of `every`."""
+        if now_ns - self.due_ns < self.period_ns and every == 1:  # as it should be
+            self.tick += 1
+            self.due_ns += self.period_ns
+            return
         steps = max((now_ns - self.due_ns) // self.period_ns, 0) + 1
         self.missed += steps - 1
         steps += -(self.tick + steps) % every
@@ -81,7 +85,8 @@ class Pace:
 
     def __init__(self, now_ns: int) -> None:
         self._weighed_ns = now_ns
-        self._spent_ns = 0  # until then
+        self.due_ns = now_ns + WEIGHED_EVERY_NS  # to ask for processor time costs some, too
+        self._spent_ns = self._asked_ns = 0  # until then
         self._due_tick = self._turns = 0
         self.stretch = 1
 
@@ -94,19 +99,18 @@ class Pace:
         self._turns += 1
         return self._turns - 1
 
-    def is_due(self, now_ns: int) -> bool:
-        """Whether to weigh: twice a second, as to ask for processor time costs some, too."""
-        return now_ns - self._weighed_ns >= WEIGHED_EVERY_NS
-
-    def weigh(self, now_ns: int, spent_ns: int) -> bool:
-        """By all the CPU time so far, what sampling costs; whether the pace changed. To ask twice
-        as often costs less than twice as much, so that it does not swing."""
-        lasted_ns = now_ns - self._weighed_ns
-        share, before = (spent_ns - self._spent_ns) / lasted_ns, self.stretch
-        self._weighed_ns, self._spent_ns = now_ns, spent_ns
-        if share > CPU_SHARE:
+    def weigh(self, now_ns: int, spent_ns: int, asked_ns: int) -> bool:
+        """When due: by all the CPU time so far, what sampling costs, and by how long the looks
+        at all took, what could be saved; whether the pace changed. To wake at all may cost most of
+        it: then to ask less often helps nobody."""
+        lasted_ns, before = now_ns - self._weighed_ns, self.stretch
+        spent = (spent_ns - self._spent_ns) / lasted_ns
+        asked = (asked_ns - self._asked_ns) / lasted_ns
+        self._weighed_ns, self._spent_ns, self._asked_ns = now_ns, spent_ns, asked_ns
+        self.due_ns = now_ns + WEIGHED_EVERY_NS
+        if spent > CPU_SHARE and asked > CPU_SHARE / 2:
             self.stretch = min(before * 2, _STRETCH_MOST)
-        elif share < CPU_SHARE / 2:
+        elif spent + asked < CPU_SHARE:  # as it would be, asked twice as often
             self.stretch = max(before // 2, 1)
         return self.stretch != before
 
