@@ -209,7 +209,7 @@ def test_transformers_serve(transformers_models: list[Path], tmp_path: Path) -> 
         assert request.verdict.cause == "prefill"
 
 
-FOUR_LOOKS_NS = 200_000_000
+FOUR_LOOKS_NS = 200_000_000  # for less there may be no look, as of a load from a fast disk
 
 
 def check_python(request: Request) -> None:
@@ -221,7 +221,8 @@ def check_python(request: Request) -> None:
     if request.phase_totals()["prefill"] > FOUR_LOOKS_NS:
         assert shares["prefill", "generate"] > 0.5
     waits = [w for t in request.python for w in t.waits if w.category == "weights"]
-    assert any((w.path or "").endswith("model.safetensors") for w in waits)
+    if request.phase_activity()["load"].get("storage_wait", 0) > FOUR_LOOKS_NS:
+        assert any((w.path or "").endswith("model.safetensors") for w in waits)
 
 
 @pytest.mark.transformers

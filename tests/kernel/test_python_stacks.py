@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from kernel.file_systems import sh
+from kernel.slow_fuse import mounted
 from kernel.support import recording, start_recording
 from lab.llama_server import free_port
 from lab.page_cache import drop_cache
@@ -30,7 +32,7 @@ pytestmark = pytest.mark.kernel
 
 SERVER = Path(__file__).parents[1] / "workloads/python_server.py"
 WEIGHTS_BYTES = 16 << 20
-LONG_WEIGHTS_BYTES = 320 << 20  # half a second to read: ten looks
+SLOW_BYTES, BYTES_PER_SECOND = 24 << 20, 40_000_000  # 0.6 s: 12 looks
 STAGES = ("imports", "tokenizer", "weights", "generate")
 SURE = 4  # standard errors
 LATEST_NS = 700_000_000  # of 20 looks a second, none for so long: one in a million
@@ -62,12 +64,11 @@ class Server:
 def python_server(
     tmp_path: Path,
     interpreter: Sequence[str] = (sys.executable,),
-    weights_bytes: int = WEIGHTS_BYTES,
 ) -> Iterator[Server]:
-    folder = tmp_path / f"folder-of-{CANARY}"
-    folder.mkdir(exist_ok=True)
-    weights = folder / "model.safetensors"
-    weights.write_bytes(bytes(weights_bytes))
+    folder = folder_in(tmp_path)
+    weights = weights_in(folder)
+    if not weights.exists():
+        weights.write_bytes(bytes(WEIGHTS_BYTES))
     port = free_port()
     command = [*interpreter, str(SERVER), str(port), str(folder), str(weights)]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
@@ -78,6 +79,31 @@ def python_server(
     finally:
         process.kill()
         process.wait(10)
+
+
+def folder_in(tmp_path: Path) -> Path:
+    folder = tmp_path / f"folder-of-{CANARY}"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def weights_in(folder: Path) -> Path:
+    return folder / "model.safetensors"
+
+
+@contextmanager
+def slow_weights(program: Path, tmp_path: Path) -> Iterator[None]:
+    """The server's weights on storage that is slow on every machine."""
+    weights = weights_in(folder_in(tmp_path))
+    weights.touch()
+    with mounted(
+        program, tmp_path / "mnt", size_bytes=SLOW_BYTES, delay_us=100, rate=BYTES_PER_SECOND
+    ) as daemon:
+        sh("mount", "--bind", daemon.model, weights)
+        try:
+            yield
+        finally:
+            sh("umount", "--lazy", weights)
 
 
 def wait_for(port: int) -> None:
@@ -112,10 +138,10 @@ class Watched:
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
+def watched(fuse_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Watched:
     folder = tmp_path_factory.mktemp("python")
     path = folder / "run.ttft"
-    with python_server(folder, weights_bytes=LONG_WEIGHTS_BYTES) as server:
+    with slow_weights(fuse_binary, folder), python_server(folder) as server:
         with recording(path, "--pid", str(server.pid)) as seen:
             stages = server.ask()
             time.sleep(0.3)

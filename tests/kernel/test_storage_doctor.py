@@ -164,10 +164,12 @@ def throttled(device: Path, limit: int, what: str = "bps") -> Iterator[Path]:
     group = BLKIO / f"ttftprof-{os.getpid()}"
     group.mkdir()
     number = (Path("/sys/class/block") / device.name / "dev").read_text().strip()
-    (group / f"blkio.throttle.read_{what}_device").write_text(f"{number} {limit}")
+    setting = group / f"blkio.throttle.read_{what}_device"
+    setting.write_text(f"{number} {limit}")
     try:
         yield group
     finally:
+        setting.write_text(f"{number} 0")  # none: what still waits for an answer has it
         wait_until(lambda: not (group / "tasks").read_text())
         group.rmdir()
 
@@ -303,7 +305,7 @@ def test_a_cached_file_is_left_alone_and_acquits_storage(tmp_path: Path) -> None
     found = doctor(model)
     assert found["bytes_read"] == 0
     assert found["verdict"]["verdict"] == "cache worked"
-    assert absent_of(model) == []
+    assert changed_bytes([], absent_of(model)) <= PRESSED_OUT_BYTES
 
 
 def test_pages_that_a_process_maps_are_not_measured(tmp_path: Path) -> None:
@@ -329,7 +331,7 @@ def slow_run(group: Path, *arguments: str | Path) -> subprocess.Popen[str]:
     )
 
 
-def wait_until(holds: Any, timeout_s: float = 20.0) -> None:
+def wait_until(holds: Any, timeout_s: float = 60.0) -> None:
     end = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < end, "it did not come to it"
@@ -338,15 +340,15 @@ def wait_until(holds: Any, timeout_s: float = 20.0) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_the_readahead_is_put_back_whatever_ends_it(number: signal.Signals, tmp_path: Path) -> None:
-    with mounted("ext4", tmp_path) as (point, device), throttled(device, 8_000_000) as group:
+    with mounted("ext4", tmp_path) as (point, device), throttled(device, 16_000_000) as group:
         model = cold(point / "m.gguf", 96)
         setting = Path("/sys/block") / device.name / "queue/read_ahead_kb"
         setting.write_text("512")
         run = slow_run(group, "--quick", "--try-readahead", "1024", model)
         wait_until(lambda: setting.read_text() == "1024\n")
         run.send_signal(number)
-        out, _ = run.communicate(timeout=20)
-        wait_until(lambda: setting.read_text() == "512\n", 5)
+        out, _ = run.communicate(timeout=60)
+        wait_until(lambda: setting.read_text() == "512\n")
         if number != signal.SIGKILL:
             assert run.returncode == 128 + number
             assert "ended early" in out
@@ -396,7 +398,7 @@ def test_a_file_that_changes_meanwhile(change: str, tmp_path: Path) -> None:
             (point / "new").rename(model)
         else:
             os.truncate(model, MIB)
-        out, err = run.communicate(timeout=40)
+        out, err = run.communicate(timeout=90)
     assert run.returncode == 0, err
     (found,) = json.loads(out)["paths"]
     said = " ".join(found["notes"])

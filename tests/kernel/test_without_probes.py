@@ -51,7 +51,10 @@ def test_a_switch_by_looks_alone(tmp_path: Path) -> None:
     assert (one.path, one.access, one.fstype) == (other.path, other.access, other.fstype)
     # What came between its opening and the first look at it counts as cached before.
     assert one.bytes_from_storage is not None
-    assert 0.5 * other.size_bytes < one.bytes_from_storage <= other.size_bytes + 4096
+    # On a fast disk that may be most of it.
+    unseen = min(2 * LOOK_ERROR_NS / theirs.phase_totals()["load"], 1)
+    least_bytes = 0.9 * (1 - unseen) * other.size_bytes
+    assert least_bytes <= one.bytes_from_storage <= other.size_bytes + 4096
     states = {s.name: s.state for s in looked.sources}
     assert (states["process"], states["marks"]) == ("degraded", "absent")
 
@@ -99,6 +102,13 @@ def record(
     return run_to_end([*command, *arguments], cwd, user=user)
 
 
+def open_to_all(folder: Path) -> None:
+    folder.chmod(0o777)
+    for parent in folder.parents:
+        if str(parent).startswith("/tmp/pytest"):
+            parent.chmod(0o755)
+
+
 COMMAND = """
 import sys, time
 print("out", flush=True)
@@ -120,10 +130,7 @@ sys.exit(7)
 def test_it_goes_on_with_less_and_says_so(
     under: tuple[str, ...], user: int | None, reason: str, remedy: str, tmp_path: Path
 ) -> None:
-    tmp_path.chmod(0o777)
-    for parent in tmp_path.parents:
-        if str(parent).startswith("/tmp/pytest"):
-            parent.chmod(0o755)
+    open_to_all(tmp_path)
     done = record("--", sys.executable, "-c", COMMAND, cwd=tmp_path, under=under, user=user)
     assert done.returncode == 7  # the command's own
     assert reason in done.stderr
@@ -139,14 +146,13 @@ def test_it_goes_on_with_less_and_says_so(
 
 
 def test_another_ones_server_is_followed_but_its_files_are_not(tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
+    open_to_all(tmp_path)
     with subprocess.Popen(["sleep", "60"]) as other:
         try:
             asked = ("--pid", str(other.pid), "--duration", "0.5")
-            done = record(*asked, cwd=Path("/tmp"), user=NOBODY)
+            done = record(*asked, cwd=tmp_path, user=NOBODY)
         finally:
             other.kill()
-            Path("/tmp/a.ttft").unlink(missing_ok=True)
     assert done.returncode == 0, done.stderr
     assert re.search(r"the duration is over; 0 request", done.stderr)
 

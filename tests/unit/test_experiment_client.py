@@ -18,7 +18,9 @@ from ttftprof.experiment.client import Streams, ask
 from ttftprof.experiment.messages import OUTCOMES, Answer, Ask, Limits, filler
 from workloads.steady import END, HEAD, chunk, steady_server
 
-QUICK = Limits(timeout_s=0.6, stall_s=0.15)
+QUICK = Limits(timeout_s=0.6, stall_s=0.15)  # where it is to run out of patience
+PATIENT = Limits(timeout_s=30, stall_s=20)  # as on a machine that stands still at times
+ENDLESS = Limits(timeout_s=0.6, stall_s=20)
 JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\n\r\n"
 
 Serve = Callable[[socket.socket], None]
@@ -71,7 +73,7 @@ def read_request(sock: socket.socket) -> bytes:
     return body
 
 
-def one(serve: Serve, limits: Limits = QUICK) -> Answer:
+def one(serve: Serve, limits: Limits = PATIENT) -> Answer:
     with serving(serve) as address:
         (answer,) = ask([Ask("m", "some words", 4)], address, limits)
     return answer
@@ -110,7 +112,7 @@ def test_ollamas_lines_end_with_the_connection() -> None:
             sock.sendall(json.dumps(line).encode() + b"\n")
 
     with serving(serve) as address:
-        (answer,) = ask([Ask("m", "w", 4, api="ollama")], address, QUICK)
+        (answer,) = ask([Ask("m", "w", 4, api="ollama")], address, PATIENT)
     assert answer.outcome == "ok"
     assert answer.first_token_ns is not None
     assert answer.prompt_tokens == 5
@@ -123,7 +125,7 @@ class Hostile:
     name: str
     serve: Serve
     outcome: str
-    limits: Limits = QUICK
+    limits: Limits = PATIENT
 
 
 def send(*pieces: bytes, then: Callable[[], None] = lambda: None) -> Serve:
@@ -186,15 +188,15 @@ HOSTILE = [
     Hostile("http 404", send(error_response(404)), "rejected"),
     Hostile("a redirect", send(b"HTTP/1.1 302 X\r\nContent-Length: 0\r\n\r\n"), "rejected"),
     Hostile("error inside the stream", send(HEAD, STREAM_ERROR), "failed"),
-    Hostile("stall in mid-stream", send(HEAD, event("a"), then=linger), "stalled"),
-    Hostile("silence", send(then=linger), "timeout"),
-    Hostile("head, then silence", send(HEAD, event(None), then=linger), "timeout"),
+    Hostile("stall in mid-stream", send(HEAD, event("a"), then=linger), "stalled", QUICK),
+    Hostile("silence", send(then=linger), "timeout", QUICK),
+    Hostile("head, then silence", send(HEAD, event(None), then=linger), "timeout", QUICK),
     Hostile("no http", send(b"SSH-2.0-OpenSSH_9.2\r\n", then=linger), "malformed"),
     Hostile("event that is no JSON", send(HEAD, event("a"), BROKEN, END), "malformed"),
     Hostile("no chunk size", send(HEAD, b"what is this?\r\n", then=linger), "malformed"),
     Hostile("a web page", send(HTML), "malformed"),
     Hostile("no text", send(HEAD, event(None), END), "empty"),
-    Hostile("never ends", for_ever, "endless"),
+    Hostile("never ends", for_ever, "endless", ENDLESS),
     Hostile("a flood", flood(HEAD, event("x" * 4000) * 64), "endless", FLOODED),
     Hostile("a flood until it closes", flood(PLAIN_HEAD, WORD * 999), "endless", FLOODED),
     Hostile("a flood of known length", flood(LONG_HEAD, WORD * 999), "endless", FLOODED),
@@ -207,7 +209,7 @@ def test_every_failure_has_its_class_and_its_end(case: Hostile) -> None:
     began = time.monotonic()
     answer = one(case.serve, case.limits)
     assert answer.outcome == case.outcome, answer.detail
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
     assert answer.outcome in OUTCOMES
     assert bool(answer.detail) == (answer.outcome not in ("ok",))
     if (
@@ -221,7 +223,7 @@ def test_every_failure_has_its_class_and_its_end(case: Hostile) -> None:
 def test_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()[:2]
-    (answer,) = ask([Ask("m", "w", 1)], address, QUICK)
+    (answer,) = ask([Ask("m", "w", 1)], address, PATIENT)
     assert answer.outcome == "refused"
     assert answer.ttft_ns is None
 
@@ -238,7 +240,7 @@ def test_one_bad_stream_does_not_disturb_the_others() -> None:
         well(sock)
 
     with serving(serve) as address:
-        answers = ask([Ask("m", "w", 4)] * 8, address, QUICK)
+        answers = ask([Ask("m", "w", 4)] * 8, address, PATIENT)
     assert sorted(a.outcome for a in answers) == ["gone", *["ok"] * 7]
 
 
@@ -291,7 +293,7 @@ def test_the_client_goes_first_while_it_asks_and_only_then() -> None:
     before = os.sched_getscheduler(0)
     meanwhile: list[int] = []
     with serving(well) as address:
-        ask([Ask("m", "w", 4)], address, QUICK, meanwhile=lambda: meanwhile.append(policy()))
+        ask([Ask("m", "w", 4)], address, PATIENT, meanwhile=lambda: meanwhile.append(policy()))
     allowed = os.geteuid() == 0
     assert meanwhile == [os.SCHED_RR if allowed else before]
     assert os.sched_getscheduler(0) == before
@@ -307,7 +309,7 @@ def test_a_name_with_several_places_is_tried_at_each(monkeypatch: pytest.MonkeyP
     with serving(well) as address:
         places = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", at) for at in (gone, address)]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: places)
-        (answer,) = ask([Ask("m", "w", 4)], ("a.name", 1), QUICK)
+        (answer,) = ask([Ask("m", "w", 4)], ("a.name", 1), PATIENT)
     assert answer.outcome == "ok"
     assert answer.port is not None
 

@@ -60,7 +60,7 @@ def asking(ask: Callable[[int, str], str | None]) -> Iterator[EngineMetrics]:
 
 
 def until(done: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while not done():
         assert time.monotonic() < deadline
         time.sleep(0.002)
@@ -86,10 +86,9 @@ def test_nobody_is_asked_while_nobody_waits() -> None:
         source.await_token(True)
         until(lambda: len(asked) > 1)
         source.await_token(False)
-        time.sleep(0.02)
         count = len(asked)
-        time.sleep(0.03)
-        assert len(asked) == count
+        time.sleep(0.05)
+        assert len(asked) <= count + 1  # one may have been under way
         samples = source.drain()
         assert {fact["tgid"] for _, fact in samples} == {7}
         assert samples[0][1]["waiting"] == 2
