@@ -85,14 +85,18 @@ class Recording:
         return Reader(self.path)
 
     def longest_ready_ns(self, start_ns: int, end_ns: int) -> int:
-        """The longest that a thread of the target stood ready for a core in a span of time: what
-        may lie between a server's own stamp of a moment and that moment."""
         with self.reader() as reader:
-            events = reader.stream("events")
-        waits = events[(events["kind"] == Kind.OFFCPU) & (events["flags"] == Wait.RUNNABLE)]
-        begins = waits["start_ns"].astype(np.int64)
-        ends = np.minimum(begins + waits["duration_ns"].astype(np.int64), end_ns)
-        return int((ends - np.maximum(begins, start_ns)).max(initial=0))
+            return longest_ready_ns(reader, start_ns, end_ns)
+
+
+def longest_ready_ns(reader: Reader, start_ns: int, end_ns: int) -> int:
+    """The longest that a thread of the target stood ready for a core in a span of time: what may
+    lie between a server's own stamp of a moment and that moment."""
+    events = reader.stream("events")
+    waits = events[(events["kind"] == Kind.OFFCPU) & (events["flags"] == Wait.RUNNABLE)]
+    begins = waits["start_ns"].astype(np.int64)
+    ends = np.minimum(begins + waits["duration_ns"].astype(np.int64), end_ns)
+    return int((ends - np.maximum(begins, start_ns)).max(initial=0))
 
 
 def start_recording(path: Path, *arguments: str, through: Sequence[str] = ()) -> Recording:

@@ -22,20 +22,28 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kernel.support import ARMED_TIMEOUT_S, STOP_TIMEOUT_S, RecorderFailed, recording
+from kernel.stalls import watch_for_stalls
+from kernel.support import (
+    ARMED_TIMEOUT_S,
+    STOP_TIMEOUT_S,
+    RecorderFailed,
+    longest_ready_ns,
+    recording,
+)
 from lab.llama_server import LlamaServer, free_port
 from lab.page_cache import drop_cache
 from ttftprof.analysis import analyse
 from ttftprof.kernel.permission import effective_bits, names_of
 from ttftprof.kernel.privilege import KEPT
 from ttftprof.kernel.session import FILES
+from ttftprof.recording import Reader
 from workloads.client import ChatRequest, chat
 from workloads.scenarios import run_scenario
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 
 PROMPT = "Say in one word what a page fault is."
-TOLD_WITHIN_S = 10.0
+TOLD_WITHIN_S = 60.0  # on a busy machine; only what hangs takes longer
 # Two recorders stamp the same moments one after the other, on two cores that a server uses too.
 STAMPS_NS = 4_000_000
 SHARE = 0.03
@@ -113,8 +121,9 @@ def _read(stream: Any, take: Any) -> None:
         take(line)
 
 
-def close(one: int, other: int, whole: int) -> bool:
-    return abs(one - other) <= max(STAMPS_NS, SHARE * whole)
+def close(one: int, other: int, whole: int, stood_ready_ns: int = 0) -> bool:
+    """`stood_ready_ns`: how long who stamped one of them may have waited for a core."""
+    return abs(one - other) <= max(STAMPS_NS, SHARE * whole) + stood_ready_ns
 
 
 @pytest.mark.engine
@@ -242,7 +251,8 @@ def test_phases_agree_with_a_servers_own_stamps(name: str, tmp_path: Path) -> No
     managers = []
 
     def before(pid: int) -> None:
-        managers.append(watching(tmp_path, "--pid", str(pid)))
+        keep = ("--keep-slow", "0", str(tmp_path / "kept"))
+        managers.append(watching(tmp_path, "--pid", str(pid), *keep))
         seen.append(managers[0].__enter__())
 
     def after(_pid: int) -> None:
@@ -250,11 +260,15 @@ def test_phases_agree_with_a_servers_own_stamps(name: str, tmp_path: Path) -> No
         managers[0].__exit__(None, None, None)
 
     seen: list[Watching] = []
-    run = run_scenario(name, tmp_path, before_switch=before, after=after)
+    with watch_for_stalls() as stalls:
+        run = run_scenario(name, tmp_path, before_switch=before, after=after)
     (told,) = seen[0].lines
     got, want = told["request"]["totals"]["phase"], run.truth.totals_ns
+    span = run.truth.request_start_ns, run.truth.first_token_ns
+    with Reader(Path(told["kept"])) as reader:
+        late_ns = max(stalls.longest_ns(*span), longest_ready_ns(reader, *span))
     for phase in {*got, *want}:
-        assert close(got.get(phase, 0), want.get(phase, 0), run.truth.ttft_ns), phase
+        assert close(got.get(phase, 0), want.get(phase, 0), run.truth.ttft_ns, late_ns), phase
 
 
 def test_memory_does_not_grow_with_requests(tmp_path: Path) -> None:

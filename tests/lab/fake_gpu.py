@@ -59,7 +59,7 @@ def shown(libraries: Path, state: State) -> Iterator[None]:
 
 
 def await_that(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < until, "waited for in vain"
         time.sleep(0.002)

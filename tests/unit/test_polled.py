@@ -37,7 +37,7 @@ from ttftprof.sources.requests import RequestTap, Seen
 from workloads.scripted import go, heard, scripted
 
 LOOK_S = 0.01
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 BIG = 1 << 20
 
 

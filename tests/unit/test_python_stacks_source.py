@@ -243,7 +243,7 @@ def asked(tmp_path: Path) -> list[str]:
 
 
 def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 30
     while not true():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.005)

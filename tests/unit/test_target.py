@@ -49,7 +49,7 @@ def sleeper(folder: Path, name: str) -> str:
 
 def await_name(pid: int, name: str) -> None:
     """Until the fork has become its program."""
-    until = time.monotonic() + 5
+    until = time.monotonic() + 30
     while Path(f"/proc/{pid}/comm").read_text().strip() != name:
         assert time.monotonic() < until
         time.sleep(0.005)

@@ -58,7 +58,7 @@ _SUFFIXES = {  # what llama.cpp serves is told without any
     "localai": ".gguf",
 }
 _SETTLE_S = 0.1
-_END_TIMEOUT_S = 10.0
+_END_TIMEOUT_S = 60.0
 _AHEAD_S = 0.2  # how long the request in front has been at work when the queued one is sent
 
 _A = ModelConfig(load_mode="read", init_ns=5 * MS, prefill_ns_per_token=MS // 2)
