@@ -171,8 +171,8 @@ class Asked:
 
 # Two slots of a; the third has to wait for one, b for all of them, who leaves for nothing.
 TOGETHER = (
-    Asked(0.0, "a", LONG, tokens=48),
-    Asked(0.1, "a", LONG, tokens=32),
+    Asked(0.0, "a", LONG, tokens=96),
+    Asked(0.1, "a", LONG, tokens=80),
     Asked(0.2, "a", "third"),
     Asked(0.3, "b", "other"),
     Asked(0.4, "b", "leaves", leaves_after_s=0.2),

@@ -10,7 +10,7 @@ from lab.soak import Look, grown, soak
 
 pytestmark = [pytest.mark.kernel, pytest.mark.engine, pytest.mark.slow]
 
-SWITCHES = 15
+SWITCHES = 10
 
 
 def test_many_switches_leave_the_recorder_as_it_was(models_dir: Path, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ class Truth:
         return (
             f"[experiment]\n{experiment}\n[server]\nurl = '{self.url}'\nmodels = ['a', 'b']\n"
             f"command = '''{shlex.join(command)}'''\nenv = {{ PYTHONPATH = '{TESTS}' }}\n"
-            f"ready_timeout_s = 20\n{server}\n{rest}\n"
+            f"ready_timeout_s = 60\n{server}\n{rest}\n"
         )
 
 
