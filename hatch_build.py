@@ -1,17 +1,15 @@
 """Builds probes/*.bpf.c into collector/ttftprof/kernel/objects/MACHINE/, where the loader looks.
 
-Each source becomes an object; libbpf's static linker joins them into probes.bpf.o, the one that
-is loaded, so that the kernel's types are read once and not per probe. hatchling runs this for
-wheels and sdists, which get the objects of every machine, and editable installs; `python
-hatch_build.py` does the same in place while a probe is being written. Only what is older than a
-source, a header or this file is rebuilt; what lost its source is removed. An unpacked sdist needs
-no compiler, until one of its sources is changed.
+All sources are compiled as one into probes.bpf.o, so that the kernel's types are read once and not
+per probe. hatchling runs this for wheels and sdists, which get the objects of every machine, and
+editable installs; `python hatch_build.py` does the same in place while a probe is being written.
+Only what is older than a source, a header or this file is rebuilt. An unpacked sdist needs no
+compiler, until one of its sources is changed.
 
-Everything is built in both dialects of compat.bpf.h; that for kernels without BTF lies in no_btf/,
-and what bcc compiles for it there is copied as it is.
+Everything is built in each dialect of compat.bpf.h: for kernels that take casts in casts/, for those
+without BTF in no_btf/. What bcc compiles for the latter is copied as it is.
 """
 
-import ctypes
 import os
 import platform
 import shutil
@@ -26,10 +24,10 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 ROOT = Path(__file__).resolve().parent
 PROBES = ROOT / "probes"
 OBJECTS = ROOT / "collector/ttftprof/kernel/objects"
-LINKED = "probes.bpf.o"
+OBJECT = "probes.bpf.o"
 KERNEL_TYPES = "types.bcc.c"  # compiled by bcc where it records
 # By folder below that of the machine
-DIALECTS: dict[str, list[str]] = {"": [], "no_btf": ["-DNO_KERNEL_BTF"]}
+DIALECTS: dict[str, list[str]] = {"": [], "casts": ["-DCASTS"], "no_btf": ["-DNO_KERNEL_BTF"]}
 # libbpf's names for the register layouts of PT_REGS_PARM and friends, by name of the machine
 TARGET_ARCHES = {"x86_64": "x86", "aarch64": "arm64"}
 # v3: atomics that return a value (kernel 5.12), which clang 14 does not emit by default
@@ -52,17 +50,23 @@ class ProbeBuildHook(BuildHookInterface[Any]):
 
 def came_built() -> bool:
     """Whether this is an sdist as it was unpacked: every file in it has the same age."""
-    objects = [OBJECTS / m / d / LINKED for m in TARGET_ARCHES for d in DIALECTS]
+    objects = [OBJECTS / m / d / OBJECT for m in TARGET_ARCHES for d in DIALECTS]
     oldest_ns = min(map(modified_ns, objects))
     sources = [Path(__file__), *PROBES.iterdir()]
     return (ROOT / "PKG-INFO").exists() and 0 < max(map(modified_ns, sources)) <= oldest_ns
 
 
 def build_objects(machine: str) -> list[Path]:
-    """Brings every object for `machine` up to date and returns those that were rebuilt."""
+    """Brings every object for `machine` up to date and returns what was rebuilt."""
     if machine not in TARGET_ARCHES:
         raise ProbeBuildError(f"no probes for {machine}, only {', '.join(TARGET_ARCHES)}")
-    built = [o for d in DIALECTS for o in build_dialect(machine, d)]
+    remove_left_overs(machine)
+    newest_ns = max(map(modified_ns, [Path(__file__), *PROBES.iterdir()]))
+    objects = {OBJECTS / machine / d / OBJECT: flags for d, flags in DIALECTS.items()}
+    built = [o for o in objects if modified_ns(o) <= newest_ns]
+    architecture = f"-D__TARGET_ARCH_{TARGET_ARCHES[machine]}"
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda o: compile_probes(o, [architecture, *objects[o]]), built))
     types = OBJECTS / KERNEL_TYPES
     if modified_ns(types) < modified_ns(PROBES / KERNEL_TYPES):
         shutil.copyfile(PROBES / KERNEL_TYPES, types)
@@ -70,27 +74,11 @@ def build_objects(machine: str) -> list[Path]:
     return built
 
 
-def build_dialect(machine: str, dialect: str) -> list[Path]:
-    """One dialect's objects, brought up to date; those that were rebuilt."""
-    folder = OBJECTS / machine / dialect
-    linked = folder / LINKED
-    sources = {folder / f"{s.name.removesuffix('.c')}.o": s for s in PROBES.glob("*.bpf.c")}
-    stale = set(folder.glob("*.bpf.o")) - set(sources) - {linked}
-    for left_over in stale:
-        left_over.unlink()
-    shared_ns = max(map(modified_ns, [Path(__file__), *PROBES.glob("*.h")]))
-    outdated = [
-        o for o, s in sorted(sources.items()) if modified_ns(o) <= max(shared_ns, modified_ns(s))
-    ]
-    flags = [f"-D__TARGET_ARCH_{TARGET_ARCHES[machine]}", *DIALECTS[dialect]]
-    if outdated:
-        folder.mkdir(parents=True, exist_ok=True)
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(lambda o: compile_probe(sources[o], o, flags), outdated))
-    if sources and (stale or modified_ns(linked) < max(map(modified_ns, sources))):
-        link_objects(sorted(sources), linked)
-        outdated.append(linked)
-    return outdated
+def remove_left_overs(machine: str) -> None:
+    """What former builds put there."""
+    for folder in (OBJECTS / machine / d for d in DIALECTS):
+        for left_over in set(folder.glob("*.bpf.o")) - {folder / OBJECT}:
+            left_over.unlink()
 
 
 def modified_ns(path: Path) -> int:
@@ -98,35 +86,16 @@ def modified_ns(path: Path) -> int:
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
-def link_objects(objects: list[Path], target: Path) -> None:
-    """Joins probe objects with libbpf's linker; shared maps are declared weak in each."""
-    try:
-        lib = ctypes.CDLL("libbpf.so.1")
-    except OSError as error:
-        raise ProbeBuildError("libbpf.so.1 is not installed: apt-get install libbpf1") from error
-    lib.bpf_linker__new.restype = ctypes.c_void_p
-    partial = target.with_suffix(f".{os.getpid()}")
-    linker = ctypes.c_void_p(lib.bpf_linker__new(str(partial).encode(), None))
-    try:
-        for source in objects:
-            if lib.bpf_linker__add_file(linker, str(source).encode(), None):
-                raise ProbeBuildError(f"{source.name} cannot be linked with the other probes")
-        if lib.bpf_linker__finalize(linker):
-            raise ProbeBuildError("the probes cannot be linked")
-        partial.replace(target)
-    finally:
-        lib.bpf_linker__free(linker)
-        partial.unlink(missing_ok=True)
-
-
-def compile_probe(source: Path, target: Path, flags: list[str]) -> None:
-    """Compiles one probe; `target` is replaced whole or left as it was."""
+def compile_probes(target: Path, flags: list[str]) -> None:
+    """Compiles all probes as one source; `target` is replaced whole or left as it was."""
     clang = shutil.which("clang")
     if clang is None:
         raise ProbeBuildError("clang is not installed: apt-get install clang")
+    target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_suffix(f".{os.getpid()}")
+    sources = "".join(f'#include "{s.name}"\n' for s in sorted(PROBES.glob("*.bpf.c")))
     try:
-        run([clang, *FLAGS, *flags, "-c", str(source), "-o", str(partial)])
+        run([clang, *FLAGS, *flags, "-c", "-x", "c", "-", "-o", str(partial)], sources)
         if strip := shutil.which("llvm-strip"):
             run([strip, "--strip-debug", str(partial)])  # DWARF goes, BTF stays
         partial.replace(target)
@@ -134,8 +103,8 @@ def compile_probe(source: Path, target: Path, flags: list[str]) -> None:
         partial.unlink(missing_ok=True)
 
 
-def run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def run(command: list[str], given: str = "") -> None:
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
     if done.returncode:
         hint = ""
         if "bpf/bpf_" in done.stderr and "file not found" in done.stderr:

@@ -9,6 +9,10 @@
  * is a table by thread id, and what iterators would walk is walked by hand. The
  * layouts, which BTF would tell, are then compiled from the kernel's headers
  * (types.bcc.c).
+ *
+ * A third build (CASTS) is the first one for kernels that let a program say what lies at an
+ * address that it only has as a number (bpf_rdonly_cast, 6.2, a35b9af4ec2c): what PEEK names
+ * is then read in place, too, and not by a call for each field.
  */
 #pragma once
 
@@ -35,6 +39,15 @@
 	{							\
 		return program##_enters(passed[0], passed[1]);	\
 	}
+#endif
+
+/* Fields of what lies at an address whose type the kernel does not know. */
+#ifdef CASTS
+extern void *bpf_rdonly_cast(const void *address, u32 type) __ksym;
+#define PEEK(type, address, ...) \
+	FIELD((type *)bpf_rdonly_cast(address, bpf_core_type_id_kernel(type)), __VA_ARGS__)
+#else
+#define PEEK(type, address, ...) BPF_CORE_READ((type *)(address), __VA_ARGS__)
 #endif
 
 #if defined(__TARGET_ARCH_x86)

@@ -268,7 +268,7 @@ int BPF_PROG(files__open, struct pt_regs *regs, long ret)
 		e->ino = facts.ino;
 		e->a = facts.size_bytes;
 		e->b = facts.cached_pages;
-		e->flags = BPF_CORE_READ(file, f_flags) & O_DIRECT_FLAG ? 1 : 0;
+		e->flags = PEEK(struct file, file, f_flags) & O_DIRECT_FLAG ? 1 : 0;
 		event_end(e);
 	}
 	send_path(path, plain ? AT_FDCWD : (u32)REGS_ARG0(regs), &facts);
@@ -483,9 +483,9 @@ int BPF_PROG(files__read, struct pt_regs *regs, long ret)
 	if (!f)
 		return 0;
 	u32 call = settings.call_class[REGS_NR(regs) & 511];
-	bool direct = BPF_CORE_READ(file, f_flags) & O_DIRECT_FLAG;
+	bool direct = PEEK(struct file, file, f_flags) & O_DIRECT_FLAG;
 	bool positioned = call == CALL_PREAD || call == CALL_PREADV;
-	u64 offset = positioned ? REGS_ARG3(regs) : BPF_CORE_READ(file, f_pos) - ret;
+	u64 offset = positioned ? REGS_ARG3(regs) : PEEK(struct file, file, f_pos) - ret;
 	count_read(f, offset, ret, direct);
 	u64 now = bpf_ktime_get_ns();
 	u64 began = t->enter_ns ? t->enter_ns : now;

@@ -58,7 +58,7 @@ static __always_inline int begin(u64 name, struct fuse_args *args)
 	return 0;
 }
 
-static __always_inline int end(u64 name, struct fuse_req *req)
+static __always_inline int answered(u64 name, struct fuse_req *req)
 {
 	struct remote_key key = {.what = name};
 	u32 length = BPF_CORE_READ(req, out.h.len);
@@ -78,7 +78,7 @@ int BPF_PROG(fuse__send, struct fuse_req *req)
 TRACEPOINT(fuse_request_end)
 int BPF_PROG(fuse__end, struct fuse_req *req)
 {
-	return req ? end((u64)req, req) : 0;
+	return req ? answered((u64)req, req) : 0;
 }
 
 /* Before 6.11: what waits for its answer, and what does not. */
@@ -96,7 +96,7 @@ ON_ENTRY(fuse_request_end, fuse__end)
 {
 	struct fuse_req *req = (struct fuse_req *)first;
 
-	return end((u64)BPF_CORE_READ(req, args), req);
+	return answered((u64)BPF_CORE_READ(req, args), req);
 }
 
 TRACEPOINT(page_cache_ra_unbounded)

@@ -41,8 +41,8 @@ static __always_inline void name_read_file(struct task_struct *task, struct thre
 	struct inode *host = file ? file_cache_inode(file) : 0;
 	if (!host)
 		return;
-	t->file_ino = BPF_CORE_READ(host, i_ino);
-	t->file_dev = BPF_CORE_READ(host, i_sb, s_dev);
+	t->file_ino = PEEK(struct inode, host, i_ino);
+	t->file_dev = PEEK(struct inode, host, i_sb, s_dev);
 }
 
 static __always_inline void note_counters(struct task_struct *task, struct thread_slot *t)
@@ -152,11 +152,19 @@ static __always_inline void going_off(struct task_struct *task, struct thread_sl
 	t->off_ns = now;
 }
 
+#define PF_KTHREAD 0x00200000
+
+/* Every other switch is to or from a CPU's idle thread: no member, and no storage to ask for. */
+static __always_inline struct thread_slot *slot_of_switched(struct task_struct *task)
+{
+	return FIELD(task, flags) & PF_KTHREAD ? 0 : slot_of(task);
+}
+
 /* `state`: in which prev sleeps; 0 if it wants to go on running. */
 static __always_inline int switched(struct task_struct *prev, struct task_struct *next, u32 state)
 {
-	struct thread_slot *off = slot_of(prev);
-	struct thread_slot *on = slot_of(next);
+	struct thread_slot *off = slot_of_switched(prev);
+	struct thread_slot *on = slot_of_switched(next);
 
 	/* Kept apart from the compiler, which would or the two pointers together. */
 	barrier_var(off);

@@ -2,9 +2,9 @@
 /*
  * Maps and helpers that all probes share.
  *
- * Each source declares every map, weakly; the build links the sources into one
- * object, so the kernel's types are read once and the maps exist once. A program
- * is called <stem>__<what>, which says what probe it is part of. Membership is task storage: a
+ * The build compiles all sources as one, so the kernel's types are read once and the
+ * maps exist once; names that a source keeps to itself must be its own all the same.
+ * A program is called <stem>__<what>, which says what probe it is part of. Membership is task storage: a
  * thread is a target exactly if it has one, which costs a stranger one pointer
  * test and cannot outlive the thread, so a reused pid is never mistaken.
  */
@@ -329,7 +329,7 @@ static __always_inline struct file *fd_file(u64 fd)
 
 static __always_inline u16 file_mode(struct file *file)
 {
-	return file ? BPF_CORE_READ(file, f_inode, i_mode) & 0170000 : 0;
+	return file ? PEEK(struct file, file, f_inode, i_mode) & 0170000 : 0;
 }
 
 #define MODE_REGULAR 0100000
@@ -346,10 +346,10 @@ struct inode_facts {
 
 static __always_inline void inode_read(struct inode *inode, struct inode_facts *out)
 {
-	out->ino = BPF_CORE_READ(inode, i_ino);
-	out->size_bytes = BPF_CORE_READ(inode, i_size);
-	out->dev = BPF_CORE_READ(inode, i_sb, s_dev);
-	out->cached_pages = BPF_CORE_READ(inode, i_mapping, nrpages);
+	out->ino = PEEK(struct inode, inode, i_ino);
+	out->size_bytes = PEEK(struct inode, inode, i_size);
+	out->dev = PEEK(struct inode, inode, i_sb, s_dev);
+	out->cached_pages = PEEK(struct inode, inode, i_mapping, nrpages);
 }
 
 #define MAGIC_OVERLAY 0x794c7630
@@ -359,15 +359,15 @@ static __always_inline void inode_read(struct inode *inode, struct inode_facts *
  * its node, and the pages of an overlayfs file are those of the file beneath. */
 static __always_inline struct inode *file_cache_inode(struct file *file)
 {
-	struct inode *inode = BPF_CORE_READ(file, f_mapping, host);
+	struct inode *inode = PEEK(struct file, file, f_mapping, host);
 
 	for (int depth = 0; depth < OVERLAYS_DEEP; depth++) {
-		if (BPF_CORE_READ(inode, i_sb, s_magic) != MAGIC_OVERLAY)
+		if (PEEK(struct inode, inode, i_sb, s_magic) != MAGIC_OVERLAY)
 			break;
 		file = overlay_reads(file);
 		if (!file)
 			break;
-		inode = BPF_CORE_READ(file, f_mapping, host);
+		inode = PEEK(struct file, file, f_mapping, host);
 	}
 	return inode;
 }

@@ -99,7 +99,7 @@ static __always_inline int make(u64 handle, u64 session, u64 offset, u32 bytes)
 	return 0;
 }
 
-static __always_inline int end(u64 handle, u64 session, u64 offset, u32 bytes, u16 flags)
+static __always_inline int read_ends(u64 handle, u64 session, u64 offset, u32 bytes, u16 flags)
 {
 	struct remote_key key = {.what = handle, .where = session, .offset = offset};
 
@@ -125,20 +125,20 @@ int BPF_PROG(smb__make_netfs, u32 request, u32 part, u32 xid, u64 handle, u32 tr
 TRACEPOINT(smb3_read_done)
 int BPF_PROG(smb__done, u32 xid, u64 handle, u32 tree, u64 session, u64 offset, u32 bytes)
 {
-	return end(handle, session, offset, bytes, 0);
+	return read_ends(handle, session, offset, bytes, 0);
 }
 
 TRACEPOINT(smb3_read_done)
 int BPF_PROG(smb__done_netfs, u32 request, u32 part, u32 xid, u64 handle, u32 tree, u64 session,
 	     u64 offset, u32 bytes)
 {
-	return end(handle, session, offset, bytes, 0);
+	return read_ends(handle, session, offset, bytes, 0);
 }
 
 TRACEPOINT(smb3_read_err)
 int BPF_PROG(smb__failed, u32 xid, u64 handle, u32 tree, u64 session, u64 offset, u32 bytes, int error)
 {
-	return end(handle, session, offset, 0, REMOTE_FAILED);
+	return read_ends(handle, session, offset, 0, REMOTE_FAILED);
 }
 
 TRACEPOINT(smb3_read_err)
@@ -146,7 +146,7 @@ int BPF_PROG(smb__failed_netfs, u32 request, u32 part, u32 xid, u64 handle, u32 
 	     u64 offset, u32 bytes, int error)
 {
 	barrier_var(error); /* so that a kernel that does not pass it refuses this form */
-	return end(handle, session, offset, 0, REMOTE_FAILED);
+	return read_ends(handle, session, offset, 0, REMOTE_FAILED);
 }
 
 TRACEPOINT(smb3_cmd_enter)

@@ -37,7 +37,7 @@ struct {
 
 static __always_inline u16 family_of(const struct sock *sk)
 {
-	return BPF_CORE_READ(sk, __sk_common.skc_family);
+	return PEEK(struct sock, sk, __sk_common.skc_family);
 }
 
 static __always_inline u32 ports_of(const struct sock *sk)
@@ -46,8 +46,8 @@ static __always_inline u32 ports_of(const struct sock *sk)
 
 	if (family != AF_INET && family != AF_INET6)
 		return 0;
-	u32 local = BPF_CORE_READ(sk, __sk_common.skc_num);
-	u32 remote = __builtin_bswap16(BPF_CORE_READ(sk, __sk_common.skc_dport));
+	u32 local = PEEK(struct sock, sk, __sk_common.skc_num);
+	u32 remote = __builtin_bswap16(PEEK(struct sock, sk, __sk_common.skc_dport));
 	return local << 16 | remote;
 }
 
@@ -57,7 +57,7 @@ static __always_inline u64 unix_address_of(const struct sock *sk)
 
 	if (!bpf_core_field_exists(unix_sock->addr) || family_of(sk) != AF_UNIX)
 		return 0;
-	return (u64)BPF_CORE_READ(unix_sock, addr);
+	return (u64)PEEK(struct unix_sock, sk, addr);
 }
 
 TRACEPOINT(inet_sock_set_state)
@@ -66,7 +66,7 @@ int BPF_PROG(sockets__state, const struct sock *sk, int before, int after)
 	u64 key = (u64)sk;
 
 	if (after == TCP_LISTEN) {
-		u32 port = BPF_CORE_READ(sk, __sk_common.skc_num);
+		u32 port = PEEK(struct sock, sk, __sk_common.skc_num);
 		u32 tgid = bpf_get_current_pid_tgid() >> 32;
 
 		if (!current_slot())
@@ -80,7 +80,7 @@ int BPF_PROG(sockets__state, const struct sock *sk, int before, int after)
 		return 0;
 	}
 	if (before == TCP_SYN_RECV && after == TCP_ESTABLISHED) {
-		u32 port = BPF_CORE_READ(sk, __sk_common.skc_num);
+		u32 port = PEEK(struct sock, sk, __sk_common.skc_num);
 
 		if (!bpf_map_lookup_elem(&listen_ports, &port))
 			return 0;
@@ -139,9 +139,9 @@ static __always_inline struct conn *conn_of(struct file *file, u64 *key)
 {
 	if (file_mode(file) != MODE_SOCKET)
 		return 0;
-	struct socket *socket = BPF_CORE_READ(file, private_data);
-	struct sock *sk = BPF_CORE_READ(socket, sk);
-	u64 inode = BPF_CORE_READ(file, f_inode, i_ino);
+	struct socket *socket = PEEK(struct file, file, private_data);
+	struct sock *sk = PEEK(struct socket, socket, sk);
+	u64 inode = PEEK(struct file, file, f_inode, i_ino);
 	struct conn *c;
 
 	*key = (u64)sk;
@@ -163,7 +163,7 @@ static __always_inline struct conn *conn_of(struct file *file, u64 *key)
 
 static __always_inline bool is_sent(const struct tcp_sock *tcp, u32 seq)
 {
-	return (s32)(BPF_CORE_READ(tcp, snd_nxt) - seq) >= 0;
+	return (s32)(PEEK(struct tcp_sock, tcp, snd_nxt) - seq) >= 0;
 }
 
 /* A segment has come in. What was held back leaves once all before it is acknowledged. */
@@ -179,7 +179,7 @@ int BPF_PROG(sockets__acknowledged, const struct sock *sk, struct sk_buff *skb)
 		return 0;
 	bpf_probe_read_kernel(&acknowledged, sizeof(acknowledged),
 			      BPF_CORE_READ(skb, data) + ACK_SEQ_OFFSET);
-	if (__builtin_bswap32(acknowledged) == BPF_CORE_READ(tcp, snd_nxt) || is_sent(tcp, h->end_seq))
+	if (__builtin_bswap32(acknowledged) == PEEK(struct tcp_sock, tcp, snd_nxt) || is_sent(tcp, h->end_seq))
 		has_left(key, h);
 	return 0;
 }
@@ -191,7 +191,7 @@ static __always_inline bool is_held_back(const struct sock *sk, u32 total)
 
 	return family_of(sk) != AF_UNIX &&
 	       !(BPF_CORE_READ_BITFIELD_PROBED(tcp, nonagle) & TCP_NAGLE_OFF) &&
-	       BPF_CORE_READ(tcp, write_seq) - BPF_CORE_READ(tcp, snd_nxt) >= total;
+	       PEEK(struct tcp_sock, tcp, write_seq) - PEEK(struct tcp_sock, tcp, snd_nxt) >= total;
 }
 
 /* After the record of a write: waits for the moment at which it leaves, which may have
@@ -203,7 +203,7 @@ static __always_inline void follow_held(u64 key, struct conn *c, struct text *he
 
 	if (head->kind == TEXT_SENT_HELD) {
 		struct held_back fresh = {.start_ns = head->start_ns,
-					  .end_seq = BPF_CORE_READ(tcp, write_seq),
+					  .end_seq = PEEK(struct tcp_sock, tcp, write_seq),
 					  .ports = c->ports};
 		bpf_map_update_elem(&held, &key, &fresh, BPF_NOEXIST);
 	}
@@ -281,6 +281,24 @@ static long next_byte(u32 index, void *unused)
 
 LOOPED(next_byte, 8)
 
+/* What of the first four bytes one buffer has, without a call a byte. */
+static __always_inline void look_at(struct sending *job)
+{
+	u8 bytes[4] = {};
+	u64 n = 4 - job->have;
+
+	if (job->have >= 4)
+		return;
+	if (n > job->ahead_bytes)
+		n = job->ahead_bytes;
+	if (bpf_probe_read_user(bytes, n & 7, (void *)job->ahead.base))
+		return;
+	for (u32 i = 0; i < 4; i++)
+		if (i < n)
+			job->word = job->word << 8 | bytes[i];
+	job->have += n;
+}
+
 /* Gathers the first four bytes, over reads and buffers, after those there are. */
 static __always_inline void look_ahead(struct sending *job, u64 length, u32 word, u32 have)
 {
@@ -288,7 +306,10 @@ static __always_inline void look_ahead(struct sending *job, u64 length, u32 word
 	job->ahead_bytes = length;
 	job->word = word;
 	job->have = have;
-	LOOP(8, next_byte, 0);
+	if (job->src.vector)
+		LOOP(8, next_byte, 0);
+	else
+		look_at(job);
 }
 
 static __always_inline u32 begins_like(struct sending *job, u64 length)
@@ -319,7 +340,7 @@ static __always_inline bool has_unread(const struct sock *sk)
 	const struct tcp_sock *tcp = (const struct tcp_sock *)sk;
 
 	return family_of(sk) != AF_UNIX &&
-	       BPF_CORE_READ(tcp, rcv_nxt) != BPF_CORE_READ(tcp, copied_seq);
+	       PEEK(struct tcp_sock, tcp, rcv_nxt) != PEEK(struct tcp_sock, tcp, copied_seq);
 }
 
 /* Something was read on a server's connection: stamps the record, begins a turn. */
@@ -461,7 +482,7 @@ static __always_inline bool kept_quiet(u64 key, struct conn *c, struct thread_sl
 /* Whether the target took this connection: it has the port, or the address, of a listener. */
 static __always_inline bool is_served(const struct sock *sk)
 {
-	u32 port = BPF_CORE_READ(sk, __sk_common.skc_num);
+	u32 port = PEEK(struct sock, sk, __sk_common.skc_num);
 
 	if (family_of(sk) == AF_UNIX)
 		return unix_address_of(sk) != 0;
@@ -608,8 +629,8 @@ int BPF_PROG(sockets__connection, struct pt_regs *regs, long ret)
 	struct file *file = fd_file(connecting ? REGS_ARG0(regs) : ret);
 	if (file_mode(file) != MODE_SOCKET)
 		return 0;
-	struct socket *socket = BPF_CORE_READ(file, private_data);
-	struct sock *sk = BPF_CORE_READ(socket, sk);
+	struct socket *socket = PEEK(struct file, file, private_data);
+	struct sock *sk = PEEK(struct socket, socket, sk);
 	u32 ports = ports_of(sk);
 	if (!ports && family_of(sk) != AF_UNIX)
 		return 0;

@@ -102,9 +102,9 @@ static __always_inline struct sock *unix_peer(const struct sock *sk)
 	const struct unix_sock *unix_sock = (const struct unix_sock *)sk;
 
 	if (!bpf_core_field_exists(unix_sock->peer) ||
-	    BPF_CORE_READ(sk, __sk_common.skc_family) != AF_UNIX)
+	    PEEK(struct sock, sk, __sk_common.skc_family) != AF_UNIX)
 		return 0;
-	return BPF_CORE_READ(unix_sock, peer);
+	return PEEK(struct unix_sock, sk, peer);
 }
 
 static __always_inline void conn_event(u16 kind, u64 key, u32 ports, u16 flags, u64 peer)

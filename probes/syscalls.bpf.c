@@ -16,12 +16,12 @@ static __always_inline void note_close(struct file *file)
 {
 	if (file_mode(file) != MODE_SOCKET || file_is_shared(file))
 		return;
-	struct socket *socket = BPF_CORE_READ(file, private_data);
-	struct sock *sk = BPF_CORE_READ(socket, sk);
+	struct socket *socket = PEEK(struct file, file, private_data);
+	struct sock *sk = PEEK(struct socket, socket, sk);
 	u64 key = (u64)sk;
 	struct conn *c = bpf_map_lookup_elem(&conns, &key);
 
-	if (c && BPF_CORE_READ(sk, __sk_common.skc_family) == AF_UNIX)
+	if (c && PEEK(struct sock, sk, __sk_common.skc_family) == AF_UNIX)
 		conn_gone(key, c);
 }
 

@@ -43,6 +43,7 @@ from ttftprof.events import (
     dev_numbers,
 )
 from ttftprof.governor import BUDGET, PYTHON, RECORDER, SLOWER, TICK_HZ, Decision, Governor
+from ttftprof.kernel.ring import TextHead
 from ttftprof.kernel.session import ProbeSession
 from ttftprof.kernel.statistics import ALL_OF_WINDOWS, Windows
 from ttftprof.recording import Sink, Source
@@ -580,7 +581,15 @@ class Recorder:
         closes = [close for close in ended if close[0] <= until_ns]
         closes.reverse()
         count = 0
-        for head, data in self.session.texts.drain(until_ns):
+
+        def skim(head: TextHead, data: memoryview) -> bool:
+            nonlocal count
+            if (closes and closes[-1][0] <= head.end_ns) or not self._tap.skim(head, data):
+                return False
+            count += 1
+            return True
+
+        for head, data in self.session.texts.drain(until_ns, skim):
             while closes and closes[-1][0] <= int(head["end_ns"]):
                 ns, sock = closes.pop()
                 self._tap.closed(sock, ns)

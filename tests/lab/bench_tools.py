@@ -66,6 +66,10 @@ def _record(*options: str) -> Callable[[int, Path], Sequence[str]]:
     return command
 
 
+def _floor(*options: str) -> Callable[[int, Path], Sequence[str]]:
+    return lambda pid, _out: [sys.executable, "-m", "lab.bench_floor", str(pid), *options]
+
+
 def _ready(_said: str, _process: psutil.Process, out: Path) -> bool:
     return Path(f"{out}.ready").exists()
 
@@ -147,6 +151,22 @@ TOOLS = (
         _lost_in_text,
         "`perf trace -F all --syscalls -e block:*`; attached to a process it does not follow new "
         "ones",
+    ),
+    Tool(
+        "floor",
+        "",
+        _floor(),
+        _says("armed"),
+        _lost_in_text,
+        "BPF programs that do nothing, on the hooks of ttftprof: no profiler by them goes below",
+    ),
+    Tool(
+        "floor, filtered",
+        "",
+        _floor("--filter"),
+        _says("armed"),
+        _lost_in_text,
+        "the same, each asking only whether the thread is the target's",
     ),
     Tool(
         "strace",

@@ -47,7 +47,11 @@ from ttftprof.kernel.types import VMLINUX, KernelTypes
 
 _MODULES = Path("/sys/module")
 OBJECT = Path(__file__).parent / "objects" / platform.machine() / "probes.bpf.o"
-# The same probes for a kernel that carries no types.
+# The same probes for a kernel whose programs may say what lies at an address: they read faster.
+OBJECT_WITH_CASTS = OBJECT.parent / "casts" / OBJECT.name
+_CAST = "bpf_rdonly_cast"
+_JIT = Path("/proc/sys/net/core/bpf_jit_enable")  # without it no program calls such a function
+# The same for a kernel that carries no types.
 OBJECT_WITHOUT_BTF = OBJECT.parent / "no_btf" / OBJECT.name
 # How the kernel's types are come by: it carries them, or bcc compiles them from its headers.
 LOADERS = ("auto", "libbpf", "bcc")
@@ -118,6 +122,14 @@ class Settings:
             self.event_ring_bytes,
         )
         return head + b"".join(call_tables())
+
+
+def is_compiled(setting: Path = _JIT) -> bool:
+    """Whether the kernel compiles BPF programs; where nobody can set it, it does."""
+    try:
+        return setting.read_text().strip() != "0"
+    except OSError:
+        return True
 
 
 def kernel_function(name: str) -> tuple[int, int] | None:
@@ -247,6 +259,7 @@ class ProbeSession:
         if self.loader == "auto":
             self.loader = "libbpf" if VMLINUX.exists() else "bcc"
         self._types: bytes | None = None
+        self._casts = False
         self._attached: set[str] = set()
         self._without_hook: set[str] = set()
         self._object: ProbeObject | None = None
@@ -287,7 +300,9 @@ class ProbeSession:
         self._map_memory()
 
     def _open(self) -> ProbeObject:
-        return ProbeObject(OBJECT_WITHOUT_BTF, self._types) if self._types else ProbeObject()
+        if self._types:
+            return ProbeObject(OBJECT_WITHOUT_BTF, self._types)
+        return ProbeObject(OBJECT_WITH_CASTS if self._casts else OBJECT)
 
     def _undescribed(self, types: bytes) -> set[str]:
         """Programs whose types the headers do not have; their probes are marked degraded."""
@@ -309,6 +324,7 @@ class ProbeSession:
         """Programs whose tracepoint this kernel has not; their probes are marked degraded."""
         kernel, names = KernelTypes(), ProbeObject()
         try:
+            self._casts = kernel.has_function(_CAST) and is_compiled()
             without = self._look_for_hooks(kernel, names)
             self._awaited = self._absent_modules()
         finally:
@@ -542,7 +558,7 @@ class ProbeSession:
     def _attach_late(self) -> list[Attached]:
         """Attaches what was missing and is not any more. Runs in a process of its own."""
         before = set(self._missing)
-        kernel, late = KernelTypes(), ProbeObject()
+        kernel, late = KernelTypes(), self._open()
         without = self._look_for_hooks(kernel, late)
         found = before - without
         if not found:

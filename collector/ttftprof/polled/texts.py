@@ -37,7 +37,7 @@ class Texts:
             self._bytes += len(data)
             self._waiting.append((head, data))
 
-    def drain(self, until_ns: int) -> Iterator[tuple[Any, bytes]]:
+    def drain(self, until_ns: int, _skim: object = None) -> Iterator[tuple[Any, bytes]]:
         """(header, bytes) of each that is stamped no later than `until_ns`."""
         while True:
             with self._lock:

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ttftprof.events import TextKind
+from ttftprof.kernel.ring import TextHead
 from ttftprof.sources.http import Connection, Exchange
 from ttftprof.sources.http.held import HeldBack
-from ttftprof.sources.http.tail import Tail
+from ttftprof.sources.http.tail import SMALL_BYTES, Tail
 
 MAX_CONNECTIONS = 16_384  # as many as the kernel side follows
 MAX_BUFFERED_BYTES = 64 << 20
@@ -54,6 +56,7 @@ class _Tapped:
         self.tgid = self.tid = 0
         self.ports = (0, 0)
         self.asked_turn: int | None = None  # of the connection, for which quiet was asked
+        self.quiet_turn: int | None = None  # whose small writes are only kept, for all to come
         self._tap = tap
         self._tail = Tail()
         self._held = HeldBack()
@@ -111,6 +114,19 @@ class _Tapped:
         if end >= total:
             del self._unfinished[sent]
 
+    def skim(self, head: TextHead, data: memoryview) -> bool:
+        """Keeps a small write that came whole while nothing else is of interest; False if it is
+        to be taken."""
+        whole = head.length == head.total < SMALL_BYTES and not head.skipped
+        if (
+            not whole
+            or True in self._unfinished
+            or not self._tail.keep(head.start_ns, bytes(data), 0)
+        ):
+            return False
+        self.tgid, self.tid = head.tgid, head.tid
+        return True
+
     def settle(self, sent: bool) -> None:
         """The rest of an unfinished transfer was not copied: say so to the parser."""
         ns, end, total = self._unfinished.pop(sent, (0, 0, 0))
@@ -148,9 +164,14 @@ class _Tapped:
 
     def give_up(self, ns: int) -> None:
         """Reads no further, and lets go of what is held."""
+        self.quiet_turn = None
         self.read_tail(ns)
         self.connection.give_up(ns)
         self.left(None)
+
+    @property
+    def tail_bytes(self) -> int:
+        return self._tail.size_bytes
 
     @property
     def buffered_bytes(self) -> int:
@@ -195,9 +216,27 @@ class RequestTap:
             tapped.give_up(ns)
         self._buffered_bytes += tapped.buffered_bytes - before
         turn = int(head["flags"])
-        if tapped.connection.quiet and tapped.asked_turn != turn:
+        tapped.quiet_turn = turn if tapped.connection.quiet else None
+        if tapped.quiet_turn is not None and tapped.asked_turn != turn:
             tapped.asked_turn = turn
             self._set_quiet(socket, turn)
+
+    def skim(self, head: TextHead, data: memoryview) -> bool:
+        """Whether a piece is dealt with: one of an answer whose first token was seen, which comes
+        before the kernel is quiet. As `take`, at a tenth of its cost."""
+        tapped = self._open.get(head.key)
+        if (
+            tapped is None
+            or tapped.quiet_turn != head.flags
+            or head.kind != TextKind.SENT
+            or tapped.ports != (head.dev >> 16, head.dev & 0xFFFF)
+            or self._buffered_bytes + head.total > MAX_BUFFERED_BYTES
+        ):
+            return False
+        before = tapped.tail_bytes
+        kept = tapped.skim(head, data)
+        self._buffered_bytes += tapped.tail_bytes - before
+        return kept
 
     def left(self, socket: int, ns: int) -> None:
         """What the kernel had held back on this connection left at `ns`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from ttftprof.sources.http.framing import Framing, may_begin_response
+from ttftprof.sources.http.framing import Framing
 
 KEPT_WRITES = 8  # TAIL_WRITES and TAIL_BYTES of probes/sockets.bpf.h
 SMALL_BYTES = 512
@@ -34,9 +34,12 @@ class Tail:
             self._kept.clear()
             self.size_bytes = 0
             return True
-        if len(data) >= SMALL_BYTES or Framing.ends_with_last_chunk(data):
+        # First what leaves nearly every write: there are many thousands a second
+        if len(data) >= SMALL_BYTES:
             return False
-        if len(data) >= 7 and may_begin_response(data[:7]):
+        if data.endswith(b"0\r\n\r\n") and Framing.ends_with_last_chunk(data):
+            return False
+        if data.startswith(b"HTTP/1."):
             return False
         self._kept.append((ns, data))
         self.size_bytes += len(data)
