@@ -50,7 +50,7 @@ static __always_inline void send_path(const void *user_path, u32 folder, struct 
 	s->head.dev = facts->dev;
 	s->head.skipped = folder;
 	s->head.total = s->head.length = n - 1;
-	if (bpf_ringbuf_output(&texts, s, sizeof(s->head) + (n & (PATH_BYTES * 2 - 1)), 0))
+	if (bpf_ringbuf_output(&texts, s, sizeof(s->head) + (n & (PATH_BYTES * 2 - 1)), text_wakes(s->head.kind)))
 		lose(LOST_TEXTS);
 }
 
@@ -225,7 +225,7 @@ static __always_inline void note_cache(const void *user_path, u64 open_flags, lo
 	s->head.dev = facts.dev;
 	s->head.skipped = facts.size_bytes > 0xffffffff ? 0xffffffff : facts.size_bytes;
 	s->head.total = s->head.length = n - 1;
-	if (bpf_ringbuf_output(&texts, s, sizeof(s->head) + (n & (PATH_BYTES * 2 - 1)), 0))
+	if (bpf_ringbuf_output(&texts, s, sizeof(s->head) + (n & (PATH_BYTES * 2 - 1)), text_wakes(s->head.kind)))
 		lose(LOST_TEXTS);
 }
 
@@ -308,6 +308,22 @@ int BPF_PROG(files__device, struct pt_regs *regs, long ret)
 	return 0;
 }
 
+/* Files that were mapped as code already, by any process of the target. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct file_key);
+	__type(value, u32);
+} known_code SEC(".maps");
+
+static __always_inline bool is_new_code(struct inode_facts *facts)
+{
+	struct file_key key = {.ino = facts->ino, .dev = facts->dev};
+	u32 known = 1;
+
+	return !bpf_map_update_elem(&known_code, &key, &known, BPF_NOEXIST);
+}
+
 TRACEPOINT(sys_exit)
 int BPF_PROG(files__mmap, struct pt_regs *regs, long ret)
 {
@@ -332,7 +348,7 @@ int BPF_PROG(files__mmap, struct pt_regs *regs, long ret)
 	} else if (!(prot & PROT_EXEC)) {
 		return 0;
 	}
-	/* Code of any size is told, and at once: it may hold calls to be marked. */
+	/* Code of any size is told, and at once if it is new: it may hold calls to be marked. */
 	struct event *e = call_event(EVENT_MMAP, t);
 	if (!e)
 		return 0;
@@ -344,7 +360,7 @@ int BPF_PROG(files__mmap, struct pt_regs *regs, long ret)
 	e->flags = (map_flags & MAP_POPULATE ? MMAP_POPULATE : 0) |
 		   (prot & PROT_EXEC ? MMAP_EXEC : 0) | (prot & PROT_WRITE ? MMAP_WRITE : 0) |
 		   (failed ? MMAP_FAILED : 0);
-	if (prot & PROT_EXEC)
+	if (prot & PROT_EXEC && is_new_code(&facts))
 		bpf_ringbuf_submit(e, BPF_RB_FORCE_WAKEUP);
 	else
 		event_end(e);

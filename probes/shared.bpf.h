@@ -171,6 +171,27 @@ static __always_inline void event_end(struct event *e)
 	bpf_ringbuf_submit(e, flags);
 }
 
+/* Whether log lines are in the ring that nobody was woken for. */
+u32 lines_wait = 0;
+
+/* Log lines are stamped here and wait for the next look; what a connection carried does not, for
+ * the collector may have to ask for quiet. By itself the kernel wakes only for the first of what
+ * nobody has read yet. */
+static __always_inline u64 text_wakes(u16 kind)
+{
+	if (kind != TEXT_LOG) {
+		u64 flags = lines_wait ? BPF_RB_FORCE_WAKEUP : 0;
+
+		lines_wait = 0;
+		return flags;
+	}
+	u64 waiting = bpf_ringbuf_query(&texts, BPF_RB_AVAIL_DATA);
+	if (waiting > bpf_ringbuf_query(&texts, BPF_RB_RING_SIZE) / 4)
+		return BPF_RB_FORCE_WAKEUP;
+	lines_wait = 1;
+	return BPF_RB_NO_WAKEUP;
+}
+
 #ifdef NO_KERNEL_BTF
 static __always_inline struct membership *membership_of(struct task_struct *task)
 {

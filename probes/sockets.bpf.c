@@ -581,7 +581,7 @@ static __always_inline struct conn *unseen(const struct sock *sk, int ret, int f
 
 static __always_inline void send_unseen(struct text *head)
 {
-	if (bpf_ringbuf_output(&texts, head, sizeof(*head), 0))
+	if (bpf_ringbuf_output(&texts, head, sizeof(*head), text_wakes(head->kind)))
 		lose(LOST_TEXTS);
 }
 

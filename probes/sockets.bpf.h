@@ -64,7 +64,7 @@ static __always_inline void has_left(u64 key, struct held_back *h)
 	};
 
 	if (!bpf_map_delete_elem(&held, &key) &&
-	    bpf_ringbuf_output(&texts, &head, sizeof(head), 0))
+	    bpf_ringbuf_output(&texts, &head, sizeof(head), text_wakes(head.kind)))
 		lose(LOST_TEXTS);
 }
 
@@ -140,7 +140,7 @@ static long send_kept(u32 index, struct handing_over *job)
 	kept->head.flags = job->turn;
 	kept->head.skipped = job->skipped;
 	job->skipped = 0;
-	if (bpf_ringbuf_output(&texts, kept, sizeof(kept->head) + (kept->head.length & (TAIL_BYTES - 1)), 0)) {
+	if (bpf_ringbuf_output(&texts, kept, sizeof(kept->head) + (kept->head.length & (TAIL_BYTES - 1)), text_wakes(TEXT_SENT))) {
 		lose(LOST_TEXTS);
 		job->skipped = kept->head.skipped + kept->head.total;
 	}

@@ -108,7 +108,7 @@ static long send_piece(u32 index, void *unused)
 	s->head.offset = job->offset;
 	s->head.length = n;
 	if (bpf_probe_read_user(s->bytes, n, (void *)job->src.base) ||
-	    bpf_ringbuf_output(&texts, s, sizeof(s->head) + n, 0)) {
+	    bpf_ringbuf_output(&texts, s, sizeof(s->head) + n, text_wakes(job->head.kind))) {
 		lose(LOST_TEXTS);
 		return 1;
 	}

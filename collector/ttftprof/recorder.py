@@ -184,6 +184,8 @@ class Recorder:
             launches=gpu_launches,
         )
         self._mapped = 0, 0  # by whom, and since when at most, the libraries now looked at
+        self._known_code: set[tuple[int, int]] = set()  # mapped when libraries were looked at
+        self._just_scanned: set[int] = set()  # processes whose libraries were, in this drain
         self._poll = select.epoll()
         self._looked_ns = 0
         self._wake_r, self._wake_w = socket.socketpair()
@@ -441,6 +443,7 @@ class Recorder:
 
     def _follow(self, events: Records) -> None:
         """Looks up what the events name: processes, files, libraries, connections."""
+        self._just_scanned.clear()
         present = set(np.unique(events["kind"]).tolist())
         for kind, handle in self._follow_by_kind.items():
             if kind in present:
@@ -512,9 +515,18 @@ class Recorder:
 
     def _on_mmap(self, event: Any) -> None:
         if int(event["flags"]) & MmapFlag.EXEC:
-            self._look_for_libraries(int(event["tgid"]), int(event["start_ns"]))
+            self._on_code(event)
         else:
             self._on_file(event)
+
+    def _on_code(self, event: Any) -> None:
+        """A file is looked at once, and all that a process has mapped by now with it."""
+        key, pid = (int(event["dev"]), int(event["ino"])), int(event["tgid"])
+        if key in self._known_code or int(event["flags"]) & MmapFlag.FAILED:
+            return
+        if pid in self._just_scanned or self._look_for_libraries(pid, int(event["start_ns"])):
+            self._just_scanned.add(pid)
+            self._known_code.add(key)
 
     def _name_file(self, key: tuple[int, int], pid: int, path: str, size_bytes: int) -> None:
         """A file's path, mount and readahead, as its process sees them."""
@@ -698,10 +710,11 @@ class Recorder:
 
     # -- libraries ----------------------------------------------------------------------------
 
-    def _look_for_libraries(self, pid: int, since_ns: int) -> None:
-        """`since_ns`: the earliest that what is new can have been mapped; 0: before recording."""
+    def _look_for_libraries(self, pid: int, since_ns: int) -> bool:
+        """`since_ns`: the earliest that what is new can have been mapped; 0: before recording.
+        False if the process is gone."""
         self._mapped = pid, since_ns
-        self._libraries.scan(pid)
+        return self._libraries.scan(pid)
 
     def _library_found(self, path: str, marks: list[str]) -> None:
         pid, since_ns = self._mapped

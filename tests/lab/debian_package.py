@@ -27,7 +27,6 @@ PACKAGES: dict[str, str | None] = {
     "nvidia-ml-py": None,
     "psutil": "python3-psutil",
     "py-spy": None,
-    "pyelftools": "python3-pyelftools",
     "rich": "python3-rich",
 }
 SYSTEM = ("libbpf1",)

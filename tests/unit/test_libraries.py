@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from elftools.elf.elffile import ELFFile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ttftprof.engines.markers import SYMBOL_MARKS
 from ttftprof.kernel.libbpf import BpfError
-from ttftprof.sources import libraries
+from ttftprof.sources import elf, libraries
+from ttftprof.sources.elf import symbol_places
 from ttftprof.sources.libraries import LibraryMarks, symbol_offsets
 
 KNOWN = ("bpf_object__open_file", "bpf_map__fd")
@@ -44,6 +47,40 @@ def test_an_offset_points_at_the_functions_code(library: bytes) -> None:
         assert library[offset : offset + 16] == ctypes.string_at(address, 16)
 
 
+def functions(path: Path) -> set[tuple[str, int]]:
+    """(symbol, offset) of every function that a library defines, as a second reader has it."""
+    with path.open("rb") as file:
+        library = ELFFile(file)
+        segments = [s for s in library.iter_segments() if s["p_type"] == "PT_LOAD"]
+        found = set()
+        for symbol in library.get_section_by_name(".dynsym").iter_symbols():
+            at, kind = symbol["st_value"], symbol["st_info"]["type"]
+            for s in segments:
+                if kind == "STT_FUNC" and 0 < at - s["p_vaddr"] + 1 <= s["p_filesz"] and at:
+                    found.add((symbol.name, at - s["p_vaddr"] + s["p_offset"]))
+    return found
+
+
+def test_a_second_reader_finds_the_same_in_every_library_mapped_here() -> None:
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    paths = [Path(name) for name in mapped if ".so" in name and Path(name).exists()]
+    assert len(paths) > 5
+    for path in paths:
+        expected = functions(path)
+        assert set(symbol_places(path, {name for name, _ in expected})) == expected, path
+
+
+@pytest.mark.parametrize("style", ["gnu", "sysv", "both"])
+def test_either_hash_table_serves(style: str, tmp_path: Path) -> None:
+    path, names = tmp_path / "x.so", [f"call_{n}" for n in range(100)]
+    source = "".join(f"int {name}(void) {{ return 1; }}\n" for name in names)
+    command = ["clang", "-shared", f"-Wl,--hash-style={style}", "-x", "c", "-", "-o", str(path)]
+    subprocess.run(command, input=source, text=True, check=True)
+    expected = {(name, at) for name, at in functions(path) if name in names}
+    assert len(expected) == 100
+    assert set(symbol_places(path, [*names, "call_", "none"])) == expected
+
+
 def test_unknown_names_are_left_out() -> None:
     assert symbol_offsets(libbpf_path(), {"llama_decode", "no such symbol", ""}) == {}
     assert symbol_offsets(libbpf_path(), set()) == {}
@@ -64,7 +101,7 @@ def test_a_missing_file_has_no_symbols(tmp_path: Path) -> None:
 
 
 def test_a_file_too_big_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libraries, "MAX_LIBRARY_BYTES", 4096)
+    monkeypatch.setattr(elf, "MAX_LIBRARY_BYTES", 4096)
     assert symbol_offsets(libbpf_path(), set(KNOWN)) == {}
 
 

@@ -6,20 +6,14 @@ reads an ELF file of the target and trusts nothing in it.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
-
-from elftools.common.exceptions import ELFError
-from elftools.elf.elffile import ELFFile
 
 from ttftprof.engines.driver_calls import DriverCall, calls_in, usual_paths
 from ttftprof.engines.markers import SYMBOL_MARKS
 from ttftprof.kernel.libbpf import BpfError
+from ttftprof.sources.elf import symbol_places
 from ttftprof.sources.processes import PROC
-
-MAX_LIBRARY_BYTES = 4 << 30
 
 Attach = Callable[[str, Sequence[tuple[int, int]]], None]  # path, (offset, cookie) of each call
 
@@ -28,81 +22,6 @@ def symbol_offsets(path: Path, names: set[str]) -> dict[str, int]:
     """{symbol: offset in the file} of the defined functions among `names`; of several versions of
     one, the first."""
     return dict(reversed(symbol_places(path, names)))
-
-
-def symbol_places(path: Path, names: set[str]) -> list[tuple[str, int]]:
-    """(symbol, offset in the file) of the defined functions among `names`, in all their versions.
-
-    Empty for what is not an ELF file with a dynamic symbol table, or a damaged one.
-    """
-    try:
-        with path.open("rb") as file:
-            if file.read(4) != b"\x7fELF" or os.fstat(file.fileno()).st_size > MAX_LIBRARY_BYTES:
-                return []
-            elf = ELFFile(file)
-            table = elf.get_section_by_name(".dynsym")
-            if table is None:
-                return []
-            return list(_lookup(elf, table, names))
-    except (
-        ELFError,
-        OSError,
-        ValueError,
-        KeyError,
-        IndexError,
-        TypeError,
-        AttributeError,
-        OverflowError,
-        UnicodeError,
-        AssertionError,
-        MemoryError,
-    ):
-        # Whatever a hostile or cut-off file makes the parser stumble over.
-        return []
-
-
-def _lookup(elf: Any, table: Any, names: set[str]) -> Iterator[tuple[str, int]]:
-    hashed = elf.get_section_by_name(".gnu.hash")
-    for name in names:
-        found: Iterable[Any] = (
-            _hashed_symbols(elf, hashed, table, name)
-            if hashed is not None
-            else table.get_symbol_by_name(name) or ()
-        )
-        for symbol in found:
-            address = symbol["st_value"]
-            if symbol["st_info"]["type"] == "STT_FUNC" and address:
-                offset = _file_offset(elf, address)
-                if offset is not None:
-                    yield name, offset
-
-
-def _hashed_symbols(elf: Any, hashed: Any, table: Any, name: str) -> Iterator[Any]:
-    """All symbols of a name: there is one for each version of it. The table's own look-up ends at
-    the first. Layout of .gnu.hash: 4 words, the bloom filter, the buckets, a hash a symbol."""
-    if hashed.get_symbol(name) is None:
-        return
-    sizes, wanted = hashed.params, hashed.gnu_hash(name) | 1
-    index = sizes["buckets"][hashed.gnu_hash(name) % sizes["nbuckets"]]
-    hashes_at = hashed["sh_offset"] + 16 + sizes["bloom_size"] * elf.elfclass // 8
-    hashes_at += 4 * (sizes["nbuckets"] - sizes["symoffset"])
-    last = False
-    while not last:
-        elf.stream.seek(hashes_at + 4 * index)
-        found = int.from_bytes(elf.stream.read(4), "little" if elf.little_endian else "big")
-        last = bool(found & 1) or not found
-        if found | 1 == wanted and (symbol := table.get_symbol(index)).name == name:
-            yield symbol
-        index += 1
-
-
-def _file_offset(elf: Any, address: int) -> int | None:
-    for segment in elf.iter_segments():
-        if segment["p_type"] == "PT_LOAD":
-            begin = segment["p_vaddr"]
-            if begin <= address < begin + segment["p_filesz"]:
-                return int(address - begin + segment["p_offset"])
-    return None
 
 
 def _driver_calls(shown: str, launches: bool = False) -> tuple[DriverCall, ...]:
@@ -138,17 +57,18 @@ class LibraryMarks:
             if Path(path).exists():
                 self.probe(Path(path), shown=path)
 
-    def scan(self, pid: int, proc: Path = PROC) -> None:
+    def scan(self, pid: int, proc: Path = PROC) -> bool:
         """Looks at every executable mapping of a process that was not met before; first at drivers,
-        whose first calls come within milliseconds."""
+        whose first calls come within milliseconds. False if the process is gone."""
         try:
             maps = (proc / str(pid) / "maps").read_text(errors="replace")
         except OSError:
-            return
+            return False
         mapped = [line.split(None, 5) for line in maps.splitlines()]
         code = [f for f in mapped if len(f) == 6 and "x" in f[1] and f[5].startswith("/")]
         for fields in sorted(code, key=lambda f: not _driver_calls(f[5])):
             self._meet(pid, fields, proc)
+        return bool(mapped)
 
     def _meet(self, pid: int, fields: list[str], proc: Path) -> None:
         major, _, minor = fields[3].partition(":")
