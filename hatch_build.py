@@ -6,8 +6,8 @@ editable installs; `python hatch_build.py` does the same in place while a probe 
 Only what is older than a source, a header or this file is rebuilt. An unpacked sdist needs no
 compiler, until one of its sources is changed.
 
-Everything is built in each dialect of compat.bpf.h: for kernels that take casts in casts/, for those
-without BTF in no_btf/. What bcc compiles for the latter is copied as it is.
+Everything is built in each dialect of compat.bpf.h: for kernels that take casts in casts/, for
+those without BTF in no_btf/. What bcc compiles for the latter is copied as it is.
 """
 
 import os

@@ -141,10 +141,11 @@ def _show_version(context: click.Context, wanted: bool) -> None:
     """What a bug report needs: the program, which probes it would load, and into what."""
     if not wanted or context.resilient_parsing:
         return
-    from ttftprof.kernel.session import OBJECT, OBJECT_WITHOUT_BTF, object_build
+    from ttftprof.kernel.session import OBJECTS, object_build
 
-    typed, untyped = (object_build(path) or "not built" for path in (OBJECT, OBJECT_WITHOUT_BTF))
-    click.echo(f"ttftprof {__version__}, probes {typed}, without BTF {untyped}")
+    cast, plain, untyped = (object_build(path) or "not built" for path in OBJECTS)
+    builds = f"probes {cast}, before Linux 6.2 {plain}, without BTF {untyped}"
+    click.echo(f"ttftprof {__version__}, {builds}")
     click.echo(f"{platform.system()} {platform.release()} {platform.machine()}")
     click.echo(f"Python {platform.python_version()}")
     context.exit()

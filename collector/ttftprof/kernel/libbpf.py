@@ -11,6 +11,7 @@ import ctypes.util
 import errno
 import os
 import platform
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -293,11 +294,14 @@ class ProgramCounts:
     skipped: int
 
 
+_COUNTS = ("run_cnt", "run_time_ns", "recursion_misses")
+_COUNT = re.compile(rf"^({'|'.join(_COUNTS)}):\t(\d+)", re.MULTILINE)
+
+
 def program_counts(fdinfo: str) -> ProgramCounts:
     """From the text of /proc/self/fdinfo/FD of a program."""
-    fields = dict(line.split(":\t", 1) for line in fdinfo.splitlines() if ":\t" in line)
-    names = ("run_cnt", "run_time_ns", "recursion_misses")
-    return ProgramCounts(*(int(fields.get(name, 0)) for name in names))
+    fields = dict(_COUNT.findall(fdinfo))
+    return ProgramCounts(*(int(fields.get(name, 0)) for name in _COUNTS))
 
 
 class _UprobeMultiAttr(c.Structure):

@@ -53,6 +53,7 @@ _CAST = "bpf_rdonly_cast"
 _JIT = Path("/proc/sys/net/core/bpf_jit_enable")  # without it no program calls such a function
 # The same for a kernel that carries no types.
 OBJECT_WITHOUT_BTF = OBJECT.parent / "no_btf" / OBJECT.name
+OBJECTS = (OBJECT_WITH_CASTS, OBJECT, OBJECT_WITHOUT_BTF)
 # How the kernel's types are come by: it carries them, or bcc compiles them from its headers.
 LOADERS = ("auto", "libbpf", "bcc")
 IDLE_NS = 160 * NS_PER_MS  # between two looks at probes that have nothing to tell
@@ -805,7 +806,7 @@ class ProbeSession:
         fds = {n: library().bpf_program__fd(p) for n, p in loaded.programs.items()}
         fds = {n: fd for n, fd in fds.items() if loaded.is_loaded(n)} | self._late
         return {
-            name: libbpf.program_counts(Path(f"/proc/self/fdinfo/{fd}").read_text())
+            name: libbpf.program_counts(_fdinfo(fd))
             for name, fd in fds.items()
             if name not in (*_ITERATORS, _HELD)
         }
@@ -832,6 +833,15 @@ def _attached(loaded: ProbeObject, links: Mapping[str, Pointer]) -> list[Attache
         Attached(name, lib.bpf_program__fd(loaded.programs[name]), lib.bpf_link__fd(link))
         for name, link in links.items()
     ]
+
+
+def _fdinfo(fd: int) -> str:
+    """Asked of fifty programs every two seconds."""
+    info = os.open(f"/proc/self/fdinfo/{fd}", os.O_RDONLY)
+    try:
+        return os.read(info, 4096).decode()
+    finally:
+        os.close(info)
 
 
 def _forbidden() -> NotPermitted:
