@@ -883,7 +883,9 @@ def merge_held(events: Records) -> Records:
     held = events["kind"] == Kind.HELD
     if not held.any():
         return events
-    at, first, times = np.flatnonzero(held), {}, Counter()
+    at = np.flatnonzero(held).tolist()
+    first: dict[tuple[int, ...], int] = {}
+    times: Counter[tuple[int, ...]] = Counter()
     for index, identity in zip(
         at, events[at][["tgid", "dev", "ino", "flags"]].tolist(), strict=True
     ):

@@ -78,15 +78,32 @@ def test_a_kernel_before_5_18_gets_the_switch_hook_of_its_form(
         probes.close()
 
 
+def test_a_kernel_without_casts_gets_the_same_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As before 6.2, or where the kernel does not compile programs."""
+    with_casts = loaded(ProbeSession(Settings()))
+    try:
+        states, programs = with_casts.states, with_casts.program_counts().keys()
+    finally:
+        with_casts.close()
+    monkeypatch.setattr(session, "is_compiled", lambda: False)
+    monkeypatch.setattr(session, "OBJECT_WITH_CASTS", Path("/nonexistent"))
+    without = loaded(ProbeSession(Settings()))
+    try:
+        assert without.states == states
+        assert without.program_counts().keys() == programs
+    finally:
+        without.close()
+
+
 def test_runs_that_the_kernel_skipped_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     probes = loaded(ProbeSession(Settings()))
-    real = Path.read_text
+    real = session.fdinfo
 
-    def told(path: Path) -> str:
-        return real(path).replace("recursion_misses:\t0", "recursion_misses:\t23")
+    def told(fd: int) -> str:
+        return real(fd).replace("recursion_misses:\t0", "recursion_misses:\t23")
 
     try:
-        monkeypatch.setattr(Path, "read_text", told)
+        monkeypatch.setattr(session, "fdinfo", told)
         counts = probes.program_counts()
     finally:
         probes.close()

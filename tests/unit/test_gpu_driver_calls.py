@@ -20,7 +20,8 @@ from ttftprof.engines.driver_calls import (
 from ttftprof.engines.kernel_caches import cache_of, is_bookkeeping, is_compiler
 from ttftprof.engines.markers import MARK_NAMES
 from ttftprof.sources import nvml
-from ttftprof.sources.libraries import LibraryMarks, symbol_places
+from ttftprof.sources.elf import symbol_places
+from ttftprof.sources.libraries import LibraryMarks
 from unit.trees import FIXTURES
 
 

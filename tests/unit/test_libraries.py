@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -53,7 +54,9 @@ def functions(path: Path) -> set[tuple[str, int]]:
         library = ELFFile(file)
         segments = [s for s in library.iter_segments() if s["p_type"] == "PT_LOAD"]
         found = set()
-        for symbol in library.get_section_by_name(".dynsym").iter_symbols():
+        table = library.get_section_by_name(".dynsym")
+        assert isinstance(table, SymbolTableSection)
+        for symbol in table.iter_symbols():
             at, kind = symbol["st_value"], symbol["st_info"]["type"]
             for s in segments:
                 if kind == "STT_FUNC" and 0 < at - s["p_vaddr"] + 1 <= s["p_filesz"] and at:

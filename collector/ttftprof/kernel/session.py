@@ -806,7 +806,7 @@ class ProbeSession:
         fds = {n: library().bpf_program__fd(p) for n, p in loaded.programs.items()}
         fds = {n: fd for n, fd in fds.items() if loaded.is_loaded(n)} | self._late
         return {
-            name: libbpf.program_counts(_fdinfo(fd))
+            name: libbpf.program_counts(fdinfo(fd))
             for name, fd in fds.items()
             if name not in (*_ITERATORS, _HELD)
         }
@@ -835,7 +835,7 @@ def _attached(loaded: ProbeObject, links: Mapping[str, Pointer]) -> list[Attache
     ]
 
 
-def _fdinfo(fd: int) -> str:
+def fdinfo(fd: int) -> str:
     """Asked of fifty programs every two seconds."""
     info = os.open(f"/proc/self/fdinfo/{fd}", os.O_RDONLY)
     try:

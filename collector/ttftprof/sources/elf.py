@@ -16,8 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 
 MAX_LIBRARY_BYTES = 4 << 30
-_HEADER = struct.Struct("<4sBB10xHHIQQQIHHH")  # up to e_phnum
-_CLASS_64, _LITTLE_ENDIAN = 2, 1
+_HEADER = struct.Struct("<IBB10xHHIQQQIHHH")  # up to e_phnum
+_MAGIC, _CLASS_64, _LITTLE_ENDIAN = int.from_bytes(b"\x7fELF", "little"), 2, 1
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _PT_LOAD, _PT_DYNAMIC = 1, 2
 _DYNAMIC = struct.Struct("<QQ")
@@ -58,7 +58,7 @@ class _Library:
         if os.fstat(fd).st_size > MAX_LIBRARY_BYTES:
             raise _Damaged
         magic, bits, order, *_, at, _, _, _, size, count = self._read(_HEADER, 0)
-        if magic != b"\x7fELF" or (bits, order) != (_CLASS_64, _LITTLE_ENDIAN):
+        if magic != _MAGIC or (bits, order) != (_CLASS_64, _LITTLE_ENDIAN):
             raise _Damaged
         if size != _SEGMENT.size or count > _MOST_SEGMENTS:
             raise _Damaged
