@@ -371,7 +371,7 @@ def _path_of(timeline: Timeline, file: FileFacts) -> int | Disks:
 
 def _fit(timeline: Timeline, path: int | Disks) -> _Fitted | None:
     """By all requests that took the path. Of millions so many, from all of the recording."""
-    parts = list(_requests_of_path(timeline, path))
+    parts = [np.empty(0, remote.READ), *_requests_of_path(timeline, path)]
     found = path_model.fit(np.concatenate([path_model.answered(reads) for reads in parts]))
     if found is None:
         return None
@@ -381,6 +381,8 @@ def _fit(timeline: Timeline, path: int | Disks) -> _Fitted | None:
 def _requests_of_path(timeline: Timeline, path: int | Disks) -> Iterator[Records]:
     if isinstance(path, int):
         yield timeline.remote[timeline.remote["dev"] == path]
+        return
+    if not path:
         return
     for window in timeline.blocks.windows(_MOST_FITTED / max(len(timeline.blocks), 1)):
         blocks = timeline.blocks.begun(*window)

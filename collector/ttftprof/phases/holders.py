@@ -51,13 +51,18 @@ def weights_of(
     The biggest file says what the model is (any big file but a library, if none looks like
     weights); its shards belong to it.
     """
-    inside: list[FileFacts] = []
+    inside: _Uses | None = None
     if load is not None:
-        inside = files_used(timeline, process, load.start_ns, min(load.end_ns, before_ns))
+        inside = _uses(timeline, process, load.start_ns, min(load.end_ns, before_ns))
     elif since_ns is not None:
-        inside = files_used(timeline, process, since_ns, before_ns)
-    files = [f for f in inside if f.is_weights]
-    files = files or files_used(timeline, process, process.start_ns, before_ns)
+        inside = _uses(timeline, process, since_ns, before_ns)
+    if inside is None or not any(map(_is_weights, timeline.derived(_files_used, inside))):
+        inside = _uses(timeline, process, process.start_ns, before_ns)
+    return timeline.derived(_model_among, inside)
+
+
+def _model_among(timeline: Timeline, uses: _Uses) -> tuple[FileFacts, ...]:
+    files = timeline.derived(_files_used, uses)
     named = [f for f in files if f.is_weights]
     likely = named or [f for f in files if _may_be_weights(f)]
     biggest = max(likely, key=lambda f: f.size_bytes, default=None)
@@ -92,16 +97,26 @@ def _may_be_weights(file: FileFacts) -> bool:
 
 def files_used(timeline: Timeline, process: Process, start_ns: int, end_ns: int) -> list[FileFacts]:
     """The followed files that a process opened, mapped as data or read in an interval."""
-    return timeline.derived(_files_used, (process.tgid, start_ns, end_ns))
+    return timeline.derived(_files_used, _uses(timeline, process, start_ns, end_ns))
 
 
-def _files_used(timeline: Timeline, of: tuple[int, int, int]) -> list[FileFacts]:
-    tgid, start_ns, end_ns = of
+_Uses = tuple[int, tuple[tuple[int, int], ...]]
+"""A process, and of each kind of `FILE_USES` where its events in an interval lie: the same for all
+requests between which nobody turned to a file."""
+
+
+def _uses(timeline: Timeline, process: Process, start_ns: int, end_ns: int) -> _Uses:
+    stamps = (timeline.of_kind(kind)["start_ns"].view(np.int64) for kind in FILE_USES)
+    found = (np.searchsorted(ns, [start_ns, max(end_ns, start_ns)]).tolist() for ns in stamps)
+    return process.tgid, tuple((first, end) for first, end in found)
+
+
+def _files_used(timeline: Timeline, uses: _Uses) -> list[FileFacts]:
+    tgid, where = uses
     used: dict[tuple[int, int], int] = {}
-    for kind in FILE_USES:
-        records = timeline.of_kind(kind)
-        mask = (records["tgid"] == tgid) & (records["start_ns"] < end_ns)
-        mask &= records["start_ns"] >= start_ns
+    for kind, (first, end) in zip(FILE_USES, where, strict=True):
+        records = timeline.of_kind(kind)[first:end]
+        mask = records["tgid"] == tgid
         if kind == Kind.MMAP:
             mask &= (records["flags"] & MmapFlag.EXEC) == 0
         for dev, ino in np.unique(records[mask][["dev", "ino"]]):
