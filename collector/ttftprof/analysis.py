@@ -252,7 +252,7 @@ def _request(
     parts = circumstances.with_lazy_load(parts, known.lazy_bytes)
     end_ns = parts[-1].end_ns if parts else front.start_ns
     members = {served.server} | (start.members if start else set())
-    files = storage.files_of(timeline, start, members, front.start_ns, end_ns, parts)
+    files, mounts = storage.uses_of(timeline, start, members, front.start_ns, end_ns, parts)
     weights = first_weights(files)
     request = replace(
         _outline(timeline, served, identity),
@@ -260,8 +260,8 @@ def _request(
         residency_before=weights.residency_before if weights else None,
         phases=parts,
         activities=activities,
-        files=tuple(files),
-        mounts=tuple(storage.mounts_of(timeline, files, front.start_ns, end_ns)),
+        files=files,
+        mounts=mounts,
         gpu=tuple(gpu.uses_of(timeline, served.server, front.start_ns, end_ns)),
         notes=(
             *_request_notes(timeline, served),
@@ -299,7 +299,9 @@ def _start(timeline: Timeline, started: Started, identity: str) -> Request:
     activities = _activities(timeline, parts, critical, started.start)
     parts = gpu_parts.with_parts(timeline, parts, critical, activities)
     parts = gpu_memory.with_eviction(timeline, parts)
-    files = storage.files_of(timeline, started.start, {process.tgid}, begin_ns, end_ns, parts)
+    files, mounts = storage.uses_of(
+        timeline, started.start, {process.tgid}, begin_ns, end_ns, parts
+    )
     weights_used = first_weights(files)
     return Request(
         id=identity,
@@ -317,8 +319,8 @@ def _start(timeline: Timeline, started: Started, identity: str) -> Request:
         cached_tokens=None,
         phases=parts,
         activities=activities,
-        files=tuple(files),
-        mounts=tuple(storage.mounts_of(timeline, files, begin_ns, end_ns)),
+        files=files,
+        mounts=mounts,
         gpu=tuple(gpu.uses_of(timeline, process.tgid, begin_ns, end_ns)),
         verdict=_UNJUDGED,
         memory=storage.memory_of(timeline, process.tgid),

@@ -6,6 +6,7 @@ comparison of the recording's own facts, and None or empty where the recording d
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -225,18 +226,27 @@ def _polls(timeline: Timeline, served: Served, start: StartUp | None) -> Polls |
         return None
     began = max(start.process.start_ns, served.front.start_ns)
     asked = {served.server} | ({served.back.tgid} if served.back else set())
-    looks = sorted(
-        e.start_ns
-        for e in timeline.exchanges
-        if e.tgid in asked
-        and e.from_target
-        and not e.generates
-        and began <= e.start_ns <= max(served.received_ns, began)
-    )
+    until = max(served.received_ns, began)
+    polls = timeline.derived(_polls_by_server, None)
+    looks = sorted(ns for tgid in asked for ns in _between(polls.get(tgid, ()), began, until))
     if not looks:
         return None
     apart = [b - a for a, b in pairwise(looks)]
     return Polls(len(looks), round(median(apart)) if apart else None)
+
+
+def _polls_by_server(timeline: Timeline, _: None) -> dict[int, list[int]]:
+    """When each server was asked by its own target for something else than text, in order."""
+    found: dict[int, list[int]] = {}
+    for e in sorted(timeline.exchanges, key=lambda e: e.start_ns):
+        if e.from_target and not e.generates:
+            found.setdefault(e.tgid, []).append(e.start_ns)
+    return found
+
+
+def _between(ordered: Sequence[int], first: int, last: int) -> Sequence[int]:
+    """Those from one number to another, both included."""
+    return ordered[bisect_left(ordered, first) : bisect_right(ordered, last)]
 
 
 def _after_end_ns(timeline: Timeline, served: Served, start: StartUp | None) -> int | None:

@@ -295,7 +295,7 @@ class FileUse:
 
 
 def first_weights(files: Sequence[FileUse]) -> FileUse | None:
-    """The first file of weights: as `storage.files_of` orders them, the one most was read of."""
+    """The first file of weights: as `storage.uses_of` orders them, the one most was read of."""
     return next((file for file in files if file.is_weights), None)
 
 

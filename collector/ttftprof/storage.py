@@ -38,18 +38,32 @@ _FADVICE = {1: "RANDOM", 2: "SEQUENTIAL", 3: "WILLNEED", 4: "DONTNEED", 5: "NORE
 _READAHEAD_CALL = 0x100
 
 
-def files_of(
+def uses_of(
     timeline: Timeline,
     start: StartUp | None,
     tgids: Iterable[int],
     start_ns: int,
     end_ns: int,
     phases: Sequence[Phase] = (),
-) -> list[FileUse]:
-    """Files that cost something between two moments, the weights first, then by bytes."""
-    members = set(tgids)
-    weights = {file.key for file in start.shards} if start else set()
+) -> tuple[tuple[FileUse, ...], tuple[MountUse, ...]]:
+    """Files that cost something between two moments, the weights first, then by bytes; the mounts
+    they lie on, with what their servers were asked."""
     traffic = Traffic(timeline, start_ns, end_ns)
+    files = _files_of(traffic, timeline, start, set(tgids), start_ns, end_ns, phases)
+    used = dict.fromkeys(use.mount for use in files if use.mount is not None)
+    return tuple(files), tuple(_mount_use(timeline, mount, traffic) for mount in used)
+
+
+def _files_of(
+    traffic: Traffic,
+    timeline: Timeline,
+    start: StartUp | None,
+    members: set[int],
+    start_ns: int,
+    end_ns: int,
+    phases: Sequence[Phase],
+) -> list[FileUse]:
+    weights = {file.key for file in start.shards} if start else set()
     span = _Span(timeline, traffic, members, start_ns, end_ns, phases)
     candidates = {file.key: file for file in (start.shards if start else ())}
     candidates |= {file.key: file for file in _moving(timeline, start_ns, end_ns)}
@@ -490,15 +504,6 @@ def _map_advice(
     for number in maps["b"][(maps["flags"] & MmapFlag.FAILED) != 0].tolist():
         given.append(f"mmap failed ({errno.errorcode.get(number, number)})")
     return given
-
-
-def mounts_of(
-    timeline: Timeline, files: Iterable[FileUse], start_ns: int, end_ns: int
-) -> list[MountUse]:
-    """The mounts the used files lie on, with what their servers were asked between two moments."""
-    used = dict.fromkeys(use.mount for use in files if use.mount is not None)
-    traffic = Traffic(timeline, start_ns, end_ns)
-    return [_mount_use(timeline, mount, traffic) for mount in used]
 
 
 def _mount_use(timeline: Timeline, mount: str, traffic: Traffic) -> MountUse:

@@ -44,9 +44,15 @@ class Traffic:
         self._timeline, self._window = timeline, (start_ns, end_ns)
         self._blocks = _Blocks(timeline, timeline.blocks.begun(start_ns, end_ns))
         self._waits = _waits_by_file(timeline.waits.within(start_ns, end_ns))
+        self._requests: dict[tuple[int, int], Records] = {}
 
     def requests(self, file: FileFacts) -> Records:
         """Those for a file's bytes, as `remote.READ`."""
+        if file.key not in self._requests:
+            self._requests[file.key] = self._find(file)
+        return self._requests[file.key]
+
+    def _find(self, file: FileFacts) -> Records:
         asked = self._timeline.derived(_remote_by_file, None).get(file.key)
         if asked is not None:
             return remote.begun_within(asked, *self._window)

@@ -30,7 +30,7 @@ from ttftprof.engines.catalog import (
 )
 from ttftprof.engines.markers import SYMBOL_MARKS
 from ttftprof.errors import RecordingError
-from ttftprof.events import Kind, Records, duration_end
+from ttftprof.events import FILE_ROW, Kind, Records, duration_end
 from ttftprof.gpu_facts import GpuFacts
 from ttftprof.grouping import split_by
 from ttftprof.model import OUTCOMES, Relief
@@ -237,27 +237,32 @@ class FileFacts:
         if after == 0:
             return _Level(None, None, 0, 1)
         if after == len(self.rows):
-            return _Level(self.rows[after - 1], None, 0, 1)
+            return _Level(self.rows[after - 1].item(), None, 0, 1)
         began, ended = self.looks_ns[after - 1 : after + 1].tolist()
-        return _Level(self.rows[after - 1], self.rows[after], ns - began, ended - began)
+        before, later = self.rows[after - 1 : after + 1].tolist()
+        return _Level(before, later, ns - began, ended - began)
 
 
 @dataclass(frozen=True, slots=True)
 class _Level:
     """Running counters at a moment between two rows; None: there is none before, or after."""
 
-    before: Any
-    after: Any
+    before: tuple[int, ...] | None
+    after: tuple[int, ...] | None
     since_ns: int
     apart_ns: int
 
     def of(self, counter: str) -> float:
         if self.before is None:
             return 0.0
-        level = _signed(self.before[counter])
+        place = _COUNTER[counter]
+        level = _signed(self.before[place])
         if self.after is None:
             return level
-        return level + (_signed(self.after[counter]) - level) * self.since_ns / self.apart_ns
+        return level + (_signed(self.after[place]) - level) * self.since_ns / self.apart_ns
+
+
+_COUNTER = {name: place for place, name in enumerate(FILE_ROW.names or ())}
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,10 +276,9 @@ class Growth:
         return max(round(self.end.of(counter) - self.begin.of(counter)), 0)
 
 
-def _signed(counter: np.integer[Any]) -> float:
+def _signed(counter: int) -> float:
     """Pages that readahead gave back are taken off whoever gave them back, perhaps below 0."""
-    value = int(counter)
-    return float(value if value < 1 << 63 else value - (1 << 64))
+    return float(counter if counter < 1 << 63 else counter - (1 << 64))
 
 
 class Disks:

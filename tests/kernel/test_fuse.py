@@ -131,7 +131,7 @@ def test_plain_reads_past_the_cache_are_the_daemons_too(fuse_binary: Path, tmp_p
     assert as_answered(reads) == Counter(daemon.answered)
     assert int(file.rows["added_pages"][-1]) == 0
     timeline = timeline_of(seen)
-    used = storage.files_of(timeline, None, timeline.processes, 0, timeline.end_ns)
+    used, _ = storage.uses_of(timeline, None, timeline.processes, 0, timeline.end_ns)
     [use] = [file for file in used if file.path == str(daemon.model)]
     assert use.access == "direct"
     assert (use.bytes_from_storage, use.bytes_from_cache) == (size_bytes, 0)

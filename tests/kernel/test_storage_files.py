@@ -198,7 +198,7 @@ def test_bytes_from_storage_are_right_whatever_the_way_of_reading(tmp_path: Path
     }  # fmt: skip
     models = [cold_model(tmp_path / f"{way}.gguf") for way in accesses]
     timeline = recorded(WAYS, tmp_path, *models)
-    files = storage.files_of(timeline, None, timeline.processes, 0, timeline.end_ns)
+    files, _ = storage.uses_of(timeline, None, timeline.processes, 0, timeline.end_ns)
     found = {Path(file.path).stem: file for file in files}
     for way, access in accesses.items():
         assert found[way].bytes_from_storage == 2 * MIB, way

@@ -68,7 +68,7 @@ def layers_of(seen: Recording, path: Path) -> list[str]:
 
 
 def uses_of(timeline: Timeline) -> dict[str, FileUse]:
-    files = storage.files_of(timeline, None, timeline.processes, 0, timeline.end_ns)
+    files, _ = storage.uses_of(timeline, None, timeline.processes, 0, timeline.end_ns)
     return {file.path: file for file in files}
 
 

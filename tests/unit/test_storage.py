@@ -13,12 +13,11 @@ from ttftprof.model import FileUse, Quantiles
 from ttftprof.phases import StartUp
 from ttftprof.storage import (
     counted,
-    files_of,
-    mounts_of,
     notes_of,
     read_beside,
     read_past_cache,
     unseen_beneath,
+    uses_of,
 )
 from ttftprof.storage_cause import acquit
 from ttftprof.timeline import Timeline
@@ -37,7 +36,7 @@ def weights_only(timeline: Timeline, ino: int = B_GGUF) -> StartUp:
 def used(scene: Scene, begin: float = 100, end: float = 500) -> FileUse:
     """What was done with B between two moments."""
     timeline = scene.timeline()
-    files = files_of(timeline, weights_only(timeline), {NEW}, ns(begin), ns(end))
+    files, _ = uses_of(timeline, weights_only(timeline), {NEW}, ns(begin), ns(end))
     return next(f for f in files if f.inode == B_GGUF)
 
 
@@ -480,7 +479,7 @@ def test_what_was_reclaimed_before_the_request_is_told_apart() -> None:
 
 def listed(scene: Scene) -> list[int]:
     timeline = scene.timeline()
-    files = files_of(timeline, weights_only(timeline), {NEW}, ns(100), ns(500))
+    files, _ = uses_of(timeline, weights_only(timeline), {NEW}, ns(100), ns(500))
     return [f.inode for f in files]
 
 
@@ -512,8 +511,7 @@ def test_mounts_of_the_used_files_once(facts: dict[str, Any], count: int) -> Non
     scene = Scene().process(NEW).file(B_GGUF, **facts).file(A_GGUF, **facts)
     grown(scene, A_GGUF, added_pages=5)
     timeline = scene.timeline()
-    files = files_of(timeline, weights_only(timeline), {NEW}, ns(100), ns(500))
-    mounts = mounts_of(timeline, files, ns(100), ns(500))
+    _, mounts = uses_of(timeline, weights_only(timeline), {NEW}, ns(100), ns(500))
     assert len(mounts) == count
     assert all((m.path, m.fstype, m.read_ahead_kb) == ("/nas", "nfs4", 128) for m in mounts)
 
@@ -526,6 +524,6 @@ def test_an_inode_on_two_file_systems_is_two_files() -> None:
     for dev, size in ((DEV, 64 << 10), (other, 4_096), (other, 4_096)):
         scene.record(Kind.BLOCK, ns(200), 1_000, dev=dev, ino=B_GGUF, a=size, flags=1)
     timeline = scene.timeline()
-    found = files_of(timeline, weights_only(timeline), {NEW}, ns(100), ns(500))
+    found, _ = uses_of(timeline, weights_only(timeline), {NEW}, ns(100), ns(500))
     file = next(f for f in found if f.path == "/models/b.gguf")
     assert file.request_size_bytes == Quantiles(64 << 10, 64 << 10)

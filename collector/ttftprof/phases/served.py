@@ -7,6 +7,7 @@ child), it is told by the weights it has.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -61,7 +62,8 @@ def requests_of(timeline: Timeline) -> Sequence[Served]:
 
 def _requests_of(timeline: Timeline, _: None) -> list[Served]:
     fronts = [e for e in timeline.exchanges if e.generates and not e.from_target]
-    backs = [e for e in timeline.exchanges if e.generates and e.from_target]
+    passed_on = (e for e in timeline.exchanges if e.generates and e.from_target)
+    backs = sorted(passed_on, key=_began)
     candidates = _candidates(timeline)
     taken: set[int] = set()
     found: list[Served] = []
@@ -69,12 +71,22 @@ def _requests_of(timeline: Timeline, _: None) -> list[Served]:
         back: Exchange | None = None
         hop: Exchange | None = front
         while hop is not None:
-            hop = _behind(timeline, hop, [b for b in backs if id(b) not in taken])
+            during = _begun_within(backs, hop.start_ns, hop.end_ns or FOREVER)
+            hop = _behind(timeline, hop, [b for b in during if id(b) not in taken])
             if hop is not None:
                 taken.add(id(hop))
                 back = hop
         found.append(_with_worker(timeline, front, back, candidates))
     return [_own(served, found) for served in found]
+
+
+def _began(exchange: Exchange) -> int:
+    return exchange.start_ns
+
+
+def _begun_within(ordered: Sequence[Exchange], first_ns: int, last_ns: int) -> Sequence[Exchange]:
+    first = bisect_left(ordered, first_ns, key=_began)
+    return ordered[first : bisect_right(ordered, last_ns, key=_began)]
 
 
 def _own(served: Served, everyone: Sequence[Served]) -> Served:
@@ -86,18 +98,13 @@ def _own(served: Served, everyone: Sequence[Served]) -> Served:
     return served
 
 
-def _behind(timeline: Timeline, front: Exchange, backs: Sequence[Exchange]) -> Exchange | None:
-    """The request that the front's process sent on for this one: after it, over a connection of
+def _behind(timeline: Timeline, front: Exchange, during: Sequence[Exchange]) -> Exchange | None:
+    """The request that the front's process sent on for this one: `during` it, over a connection of
     its own, the same body size if possible; the earliest of those. A front may try again until the
     server takes it: if it got an answer, the one that was answered. Of several that came together,
     the one whose first token is this one's."""
-    ports = _ports_opened_by(timeline, front.tgid)
-    ended = front.end_ns or FOREVER
-    fitting = [
-        b
-        for b in backs
-        if front.start_ns <= b.start_ns <= ended and b.remote_port in ports and b.tgid != front.tgid
-    ]
+    ports = timeline.derived(_ports_opened_by, front.tgid)
+    fitting = [b for b in during if b.remote_port in ports and b.tgid != front.tgid]
     same = [b for b in fitting if b.prompt_bytes == front.prompt_bytes] or fitting
     same = [b for b in same if b.model == front.model] or same
     if front.first_token_ns is not None:

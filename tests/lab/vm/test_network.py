@@ -250,7 +250,7 @@ def test_a_file_of_an_overlay_is_the_servers_beneath(
     assert len(step.reads) == grown.read_calls["operations"]
     [use] = [
         use
-        for use in storage.files_of(timeline, None, timeline.processes, 0, timeline.end_ns)
+        for use in storage.uses_of(timeline, None, timeline.processes, 0, timeline.end_ns)[0]
         if use.path == step.file.path
     ]
     assert use.bytes_from_storage == step.size
