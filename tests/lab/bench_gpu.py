@@ -3,7 +3,7 @@
 `ttftprof record`, as it is by default, asks the tests' own NVML (`fake_nvml.c`), whose answers cost
 what the calls of a C library do; a real driver's cost more, and how much it takes of the system is
 not in here. The figure is the time of the threads that look, and of taking what they found, as the
-recording has it. After each recording, threads that do only a part of it show what it could cost at
+recording has it. While it goes on, threads that do only a part of that show what it could cost at
 least (`gpu_floor`).
 """
 
@@ -27,6 +27,7 @@ from lab.bench_tools import TOOLS, attached
 from lab.fake_gpu import GIB, State
 from lab.gpu_floor import Floor
 from ttftprof.events import Records
+from ttftprof.gpu_rows import Valid
 from ttftprof.recording import Reader
 from ttftprof.sources.gpu_schedule import PERIOD_NS
 from workloads.busy import busy_machine
@@ -40,8 +41,9 @@ class Sampled:
     """Shares of one core: the least, the median and the most of the rounds; of all looks, how far
     apart they were from what the schedule says and how late they came, in ns.
 
-    `floor`: medians of what it could cost at least. `counted`: the driver counts what passes over
-    the link, and need not be made to measure it.
+    `all_every_ns`: how far apart its link, clocks and state were asked for, at the median. `floor`:
+    medians of what it could cost at least. `counted`: the driver counts what passes over the link,
+    and need not be made to measure it.
     """
 
     devices: int
@@ -54,6 +56,7 @@ class Sampled:
     off_median_ns: int
     late_median_ns: int
     late_p95_ns: int
+    all_every_ns: int
     floor: Floor
 
 
@@ -62,6 +65,7 @@ class _Round:
     share: float
     off_ns: list[int]
     late_ns: list[int]
+    all_every_ns: list[int]
     floor: Floor
 
 
@@ -105,14 +109,14 @@ def _measured(
         shares[0], statistics.median(shares), shares[-1],
         round(float(np.median(off))), round(float(np.median(late))),
         round(float(np.quantile(late, 0.95))),
+        round(float(np.median([ns for one in rounds for ns in one.all_every_ns]))),
         Floor(*map(statistics.median, zip(*(astuple(one.floor) for one in rounds), strict=True))),
     )  # fmt: skip
 
 
 def _round(pid: int, folder: Path, floor: Callable[[], Floor], taken: bool) -> _Round:
-    with busy_machine() if taken else nullcontext():
-        with attached(TOOLS[0], pid, folder):
-            time.sleep(SECONDS)
+    with busy_machine() if taken else nullcontext(), attached(TOOLS[0], pid, folder):
+        time.sleep(SECONDS)
         least = floor()
     with Reader(folder / "profile.out") as reader:
         rows = reader.stream("gpu")
@@ -120,4 +124,7 @@ def _round(pid: int, folder: Path, floor: Callable[[], Floor], taken: bool) -> _
     looks: Records = rows[(rows["took_ns"] > 0) & (rows["device"] == 0)]
     stamps = np.sort(looks["ns"].astype(np.int64))
     off = np.abs(np.diff(stamps) - PERIOD_NS)
-    return _Round(cpu_ns / int(np.ptp(stamps)), off.tolist(), looks["late_ns"].tolist(), least)
+    every = np.diff(stamps[(looks["valid"] & np.uint16(Valid.LINK)) > 0])
+    return _Round(
+        cpu_ns / int(np.ptp(stamps)), off.tolist(), looks["late_ns"].tolist(), every.tolist(), least
+    )

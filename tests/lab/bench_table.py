@@ -153,12 +153,13 @@ def _client(rows: Sequence[Row]) -> str:
 
 def _gpu(rows: Sequence[Row]) -> str:
     head = ["GPUs", "traffic of the link", "cores", "share of a core, median", "least", "most"]
-    head += ["only wakes, in C", "only wakes, in Python", "wakes and calls"]
+    head += ["all asked every", "only wakes, in C", "only wakes, in Python", "wakes and calls"]
     head += ["off the 20 ms, median", "late, median", "late, 95 %"]
     lines = [
         [str(row["devices"]), "counted" if row["counted"] else "measured by a call",
          "taken" if row["cores_taken"] else "free",
          *(f"{row[name]:.2%}".replace("%", " %") for name in ("median", "least", "most")),
+         scale.duration(row["all_every_ns"]),
          *(f"{share:.2%}".replace("%", " %") for share in row["floor"].values()),
          *(scale.duration(row[f"{name}_ns"]) for name in ("off_median", "late_median", "late_p95"))]
         for row in rows

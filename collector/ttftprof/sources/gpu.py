@@ -219,10 +219,16 @@ class Sampler:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         schedule = Schedule(self._clock(), SLOW_PERIOD_NS)
         while self._alive and not self._stopped:
+            began_ns = self._clock()
             self.sample_slowly(schedule.tick)
-            schedule.passed(self._clock(), max(self.vendor.slow_every, self._pace.stretch))
+            now_ns, every = self._clock(), max(self.vendor.slow_every, self._pace.stretch)
             self._looking_slowly_ns = time.thread_time_ns()
-            time.sleep(max(schedule.due_ns - self._clock(), 0) / NS_PER_S)
+            # What measures for most of the time is its own pause: to sleep for the rest costs more.
+            pauses = every > 1 or now_ns - began_ns < SLOW_PERIOD_NS // 2
+            if pauses or now_ns >= schedule.due_ns:
+                schedule.passed(now_ns, every)
+            if pauses:
+                time.sleep((schedule.due_ns - now_ns) / NS_PER_S)
 
     def _weigh(self, now_ns: int) -> None:
         if self._pace.weigh(now_ns, self.cpu_ns, self._asked_ns):

@@ -16,7 +16,7 @@ from ttftprof.clock import NS_PER_MS, NS_PER_S
 
 PERIOD_NS = 20 * NS_PER_MS
 SLOW_PERIOD_NS = 50 * NS_PER_MS
-CPU_SHARE = 0.008  # of a core, above which less is asked
+CPU_SHARE = 0.009  # of a core, above which less is asked
 WEIGHED_EVERY_NS = NS_PER_S // 2
 _STRETCH_MOST = 32
 _CLOCK_MONOTONIC, _TFD_TIMER_ABSTIME = 1, 1  # include/uapi/linux/{time,timerfd}.h

@@ -217,13 +217,18 @@ class LinkRates:
 
     def __init__(self, door: Door, device: Device) -> None:
         self._door = door
-        self._answer = ctypes.c_uint()
-        self._questions: dict[str, Question] = {}
-        for name, direction in self._DIRECTIONS:
-            answer = direction, ctypes.byref(self._answer)
-            question = door.question("nvmlDeviceGetPcieThroughput", device, *answer)
-            if question is not None:
-                self._questions[name] = question
+        self._answers = {name: ctypes.c_uint() for name, _ in self._DIRECTIONS}
+        asked = (
+            door.question(
+                "nvmlDeviceGetPcieThroughput",
+                device,
+                direction,
+                ctypes.byref(self._answers[name]),
+                good_for=1 << direction,
+            )
+            for name, direction in self._DIRECTIONS
+        )
+        self._questions = [question for question in asked if question is not None]
 
     @property
     def can_be_had(self) -> bool:
@@ -231,11 +236,13 @@ class LinkRates:
 
     def ask(self) -> dict[str, int]:
         """Bytes per second, of what the device tells. Raises `DeviceLost`."""
-        found = {}
-        for name, question in list(self._questions.items()):
-            failed = self._door.put((question,))
-            if not failed:
-                found[name] = self._answer.value * 1000  # KB/s
-            elif self._door.is_refused(*failed[0]):
-                del self._questions[name]
-        return found
+        told = {question.good_for for question in self._questions}
+        for question, result in self._door.put(self._questions):
+            told.discard(question.good_for)
+            if self._door.is_refused(question, result):
+                self._questions = [other for other in self._questions if other is not question]
+        return {
+            name: self._answers[name].value * 1000  # KB/s
+            for name, direction in self._DIRECTIONS
+            if 1 << direction in told
+        }
