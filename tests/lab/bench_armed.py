@@ -1,7 +1,9 @@
 """How soon each profiler is armed, from the start of its process, and what memory it then holds.
 
 Each is attached to a process that sleeps, in turn and shuffled in each round. Beside the tools of
-the comparison stands `ttftprof record --loader bcc`: the same probes, by types that bcc compiles.
+the comparison stand `ttftprof record --loader bcc`, the same probes by types that bcc compiles, and
+what bcc takes for programs on every hook of ttftprof, be they a counter each: the least of what it
+would take for the same.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ import statistics
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lab.bench_floor import hooks
 from lab.bench_tools import BY_BCC, TOOLS, Tool, attached, missing, resident_bytes
 from lab.kernel_headers import write_headers
 
@@ -37,7 +40,8 @@ class Armed:
 def measure(folder: Path) -> list[Armed]:
     order = random.Random(SEED)
     own_headers = {"BCC_KERNEL_SOURCE": str(write_headers(folder / "headers"))}
-    tools = [tool for tool in (*TOOLS, BY_BCC) if not missing(tool)]
+    every = [tool for tool in (*TOOLS, BY_BCC, _every_hook()) if not missing(tool)]
+    tools = [tool for tool in every if not tool.name.startswith("floor")]  # it compiles first
     found: dict[str, list[tuple[float, float]]] = {tool.name: [] for tool in tools}
     refused: dict[str, str] = {}
     with _sleeping() as pid:
@@ -49,6 +53,13 @@ def measure(folder: Path) -> list[Armed]:
                 except (RuntimeError, OSError) as error:
                     refused[tool.name] = str(error).strip().splitlines()[-1]
     return [_summed(name, rounds, refused.get(name, "")) for name, rounds in found.items()]
+
+
+def _every_hook() -> Tool:
+    bcc, wanted = next(tool for tool in TOOLS if tool.name == "bcc"), hooks()
+    return replace(
+        bcc, name="bcc, every hook", command=lambda pid, out: [*bcc.command(pid, out), *wanted]
+    )
 
 
 def _once(tool: Tool, pid: int, folder: Path, environment: dict[str, str]) -> tuple[float, float]:

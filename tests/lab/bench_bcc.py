@@ -1,9 +1,10 @@
 """What a user would write with bcc for the same facts, from the same tracepoints.
 
-    /usr/bin/python3 bench_bcc.py PID OUT
+    /usr/bin/python3 bench_bcc.py PID OUT [HOOK...]
 
 Waits from 0.1 ms on, block requests, writes, executions and ends become lines of OUT; the rest is
-counted. Prints `armed`, and at its end how many events were lost. For the system's Python, where
+counted, and on the other hooks given each member's hits are. Prints `armed`, and at its end how
+many events were lost. For the system's Python, where
 Debian has bcc.
 """
 
@@ -144,12 +145,22 @@ TRACEPOINT_PROBE(block, block_rq_complete)
 	return 0;
 }
 """
+COUNTED = r"""
+BPF_HASH(hits_%(hook)s, u32, u64, 10240);
+
+RAW_TRACEPOINT_PROBE(%(hook)s)
+{
+	if (member())
+		hits_%(hook)s.increment((u32)bpf_get_current_pid_tgid());
+	return 0;
+}
+"""
 KINDS = ("wait", "write", "block", "exec", "exit")
 
 
 def main() -> None:
     pid, out = int(sys.argv[1]), open(sys.argv[2], "w")  # noqa: SIM115, PTH123  it lives as long
-    bpf = BPF(text=PROGRAM)
+    bpf = BPF(text=PROGRAM + "".join(COUNTED % {"hook": hook} for hook in sys.argv[3:]))
     bpf["members"][ctypes.c_uint32(pid)] = ctypes.c_uint8(1)
     lost = 0
 

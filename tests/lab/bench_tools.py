@@ -28,7 +28,7 @@ import psutil
 from ttftprof.recording import Reader
 
 LAB = Path(__file__).parent
-ARMED_TIMEOUT_S = 60.0
+ARMED_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 60.0
 _LOST = re.compile(r"LOST (\d+) events|[Ll]ost (\d+)")
 
@@ -208,6 +208,11 @@ def bcc_headers() -> dict[str, str]:
     return {"BCC_KERNEL_SOURCE": tree}
 
 
+def _as_installed() -> dict[str, str]:
+    """This environment, but Python keeps what it compiled, as an installed program has it."""
+    return {n: v for n, v in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
+
+
 def missing(tool: Tool) -> bool:
     return bool(tool.needs) and shutil.which(tool.needs) is None and not Path(tool.needs).exists()
 
@@ -227,7 +232,7 @@ def attached(
             stdin=subprocess.DEVNULL,
             stdout=terminal,
             stderr=terminal,
-            env={**os.environ, **bcc_headers(), **environment},
+            env={**_as_installed(), **bcc_headers(), **environment},
         )
     try:
         own = psutil.Process(process.pid)

@@ -27,9 +27,12 @@ STORMS = {
     "switch_storm": "context-switch storm",
 }
 STREAMS = {"stream_64": 64, "stream_512": 512}
+PACED = {"paced_64": 64, "paced_512": 512}
+TOKEN_GAP_US = 20_000
 TITLES = {
     **STORMS,
     **{name: f"HTTP streaming, {count} connections" for name, count in STREAMS.items()},
+    **{name: f"the same, {n}, 50 tokens/s each: server's CPU" for name, n in PACED.items()},
     "switch": "llama-server switch, warm: TTFT",
 }
 
@@ -75,13 +78,26 @@ class Streams:
         return self.server.pid
 
     def run(self, work: str) -> int:
-        requests = max(256 // self.streams, 1)
+        requests = max(256 // self.streams, 1) if work in STREAMS else 1
         asked = subprocess.run(
             [str(self.program), "ask", str(self.port), str(self.streams), str(requests)],
             stdout=subprocess.PIPE, text=True, check=True, timeout=60,
         )  # fmt: skip
         lines = [tuple(map(int, line.split())) for line in asked.stdout.splitlines()]
         return max(first for *_, first in lines) - min(sent for _, sent, _ in lines)
+
+
+@dataclass
+class Paced(Streams):
+    """The same at the pace at which models speak; the processor time that the server took."""
+
+    def run(self, work: str) -> int:
+        before = self._cpu_ns()
+        super().run(work)
+        return self._cpu_ns() - before
+
+    def _cpu_ns(self) -> int:
+        return int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[0])
 
 
 @dataclass
@@ -108,7 +124,9 @@ def started(name: str, folder: Path) -> Iterator[Running]:
         if name in STORMS:
             yield stack.enter_context(storms(folder))
         elif name in STREAMS:
-            yield stack.enter_context(_streams(STREAMS[name], folder))
+            yield stack.enter_context(_streams(Streams, STREAMS[name], 0, folder))
+        elif name in PACED:
+            yield stack.enter_context(_streams(Paced, PACED[name], TOKEN_GAP_US, folder))
         else:
             yield stack.enter_context(_switch(folder))
 
@@ -134,18 +152,18 @@ def storms(folder: Path) -> Iterator[Storm]:
 
 
 @contextmanager
-def _streams(count: int, folder: Path) -> Iterator[Streams]:
+def _streams(kind: type[Streams], count: int, gap_us: int, folder: Path) -> Iterator[Streams]:
     program = folder / "http_load"
     _compile(program, "http_load.c")
     server = subprocess.Popen(
-        [str(program), "serve", "64", "0", "0"],
+        [str(program), "serve", "64", str(gap_us), "0"],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         assert server.stdout
         port = int(server.stdout.readline())
         drain = subprocess.Popen(["cat"], stdin=server.stdout, stdout=subprocess.DEVNULL)
-        yield Streams(server, program, port, count)
+        yield kind(server, program, port, count)
     finally:
         server.kill()
         server.wait()
