@@ -225,6 +225,7 @@ def attached(
     out, said = folder / "profile.out", folder / "profile.said"
     for old in folder.glob("profile.*"):
         old.unlink()
+    env = {**_as_installed(), **bcc_headers(), **environment}  # made before the clock runs
     began = time.monotonic()
     with said.open("wb") as terminal:
         process = subprocess.Popen(
@@ -232,7 +233,7 @@ def attached(
             stdin=subprocess.DEVNULL,
             stdout=terminal,
             stderr=terminal,
-            env={**_as_installed(), **bcc_headers(), **environment},
+            env=env,
         )
     try:
         own = psutil.Process(process.pid)
