@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ttftprof.errors import NotPermitted
@@ -55,3 +57,10 @@ def test_wsl_is_told_what_no_option_of_a_container_changes(monkeypatch: pytest.M
 )
 def test_wsl_is_known_by_its_kernels_name(release: str, wsl: bool) -> None:
     assert permission.is_wsl(release) == wsl
+
+
+def test_a_kernel_without_user_namespaces_has_only_the_machine(tmp_path: Path) -> None:
+    """CONFIG_USER_NS=n: no process has a uid_map."""
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/status").write_text(f"CapEff:\t{(1 << 41) - 1:016x}\n")
+    assert permission.lacking_capabilities(tmp_path) == []

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from ttftprof.errors import NotPermitted
@@ -44,12 +45,13 @@ def effective_capabilities(status: str) -> set[str]:
     return held | _COVERED_BY_SYS_ADMIN if "CAP_SYS_ADMIN" in held else held
 
 
-def lacking_capabilities() -> list[str]:
+def lacking_capabilities(proc: Path = Path("/proc")) -> list[str]:
     """Those that recording needs and this process has not; all of them in a user namespace, whose
     capabilities are not the machine's."""
-    if Path("/proc/self/uid_map").read_text().split() != _WHOLE_MACHINE:
-        return sorted(NEEDED)
-    return sorted(NEEDED - effective_capabilities(Path("/proc/self/status").read_text()))
+    with suppress(FileNotFoundError):  # CONFIG_USER_NS=n: there is only the machine
+        if (proc / "self/uid_map").read_text().split() != _WHOLE_MACHINE:
+            return sorted(NEEDED)
+    return sorted(NEEDED - effective_capabilities((proc / "self/status").read_text()))
 
 
 def is_wsl(release: str = platform.release()) -> bool:

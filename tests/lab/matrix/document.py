@@ -15,6 +15,7 @@ from ttftprof.kernel.session import MINIMUM
 from ttftprof.kernel.table import PROBES, VARIANTS, Probe
 
 LOADERS = {"btf": "", "headers": ", bcc"}
+_WITHOUT_BTF = " without BTF"
 _HEAD = f"""# Kernels
 
 Made by `scripts/kernel-matrix`, which boots each of these kernels of Debian and Ubuntu in an
@@ -23,7 +24,8 @@ emulated machine, loads the probes, works a little and counts; and from `probes/
 
 The oldest kernel is {MINIMUM}. One with BTF is met by libbpf; one without, or any by
 `record --loader bcc`, by what bcc compiles of its headers: the same probes in the second dialect
-of `probes/compat.bpf.h`, the same records. What is lost there is in the columns `bcc`.
+of `probes/compat.bpf.h`, the same records. What is lost there is in the columns `bcc`; the one
+`without BTF` is Debian's source of 6.1, built without.
 
 `yes`: every hook is there and taken. `part`, `no`: see below what is lost. `–`: too old.
 """
@@ -59,6 +61,7 @@ def columns() -> list[Column]:
         for loader, programs in (said["programs"] or {"btf": {}}).items():
             version = ".".join(said["release"].split(".")[:2])
             arch = "" if said["machine"] == "x86_64" else " arm64"
+            arch += "" if said.get("has_btf", True) or loader == "btf" else _WITHOUT_BTF
             found.append(
                 Column(
                     f"{version}{arch}{LOADERS[loader]}",

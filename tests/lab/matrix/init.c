@@ -9,8 +9,8 @@
  *   /btf/probes.bpf.o   the probes; /headers/probes.bpf.o and /headers/types.btf the same without BTF
  *   /dev/vda            ext4 with a file `model`
  *
- * Printed: `kernel RELEASE`, `probe btf|headers NAME taken|refused RUNS REASON`, `record btf|headers
- * event|text KIND COUNT`, last `done`. */
+ * Printed: `kernel RELEASE`, `types yes|no` (whether it carries BTF), `probe btf|headers NAME taken|refused RUNS
+ * REASON`, `record btf|headers event|text KIND COUNT`, last `done`. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <bpf/bpf.h>
@@ -49,6 +49,8 @@ struct probe {
 	char before[64];
 	char refused[REASON];
 };
+
+#define TYPES "/sys/kernel/btf/vmlinux"
 
 static struct probe probes[MOST];
 static int probe_count;
@@ -534,7 +536,9 @@ int main(void)
 	read_plan();
 	uname(&name);
 	printf("kernel %s\n", name.release);
-	try_object("btf", "/btf/probes.bpf.o", 0);
+	printf("types %s\n", access(TYPES, R_OK) ? "no" : "yes");
+	if (!access(TYPES, R_OK))
+		try_object("btf", "/btf/probes.bpf.o", 0);
 	try_object("headers", "/headers/probes.bpf.o", "/headers/types.btf");
 	printf("done\n");
 	fflush(stdout);

@@ -126,7 +126,13 @@ def understood(machine: str, console: str) -> dict[str, object]:
     for loader, what, kind, count in _RECORD.findall(console):
         name = (Kind if what == "event" else TextKind)(int(kind)).name
         records.setdefault(loader, {})[f"{what} {name}"] = int(count)
-    return {"release": release[1], "machine": machine, "programs": programs, "records": records}
+    return {
+        "release": release[1],
+        "machine": machine,
+        "has_btf": "\ntypes yes" in console,
+        "programs": programs,
+        "records": records,
+    }
 
 
 # -- what the VM is made of -----------------------------------------------------------------------
