@@ -66,8 +66,7 @@ def runs_python(pid: int, proc: Path = PROC) -> bool:
         exe = str((proc / str(pid) / "exe").readlink())
         if _INTERPRETER.search(exe.removesuffix(" (deleted)")):
             return True
-        with (proc / str(pid) / "maps").open(errors="replace") as maps:
-            return any("/libpython" in line for line in maps)
+        return b"/libpython" in (proc / str(pid) / "maps").read_bytes()
     except OSError:
         return False
 
