@@ -142,7 +142,8 @@ def measure(folder: Path) -> list[Cost]:
         ("10,000 requests", {"requests": 10_000}),
     ):
         recording = write_long(folder / "many.ttft", _MANY, **how)
-        costs.append(Cost("report", shape, _MANY, *run("report", recording), 0))
+        for command in ("report", "report --format json"):
+            costs.append(Cost(command, shape, _MANY, *run(command, recording), 0))
         recording.unlink()
     return costs
 
