@@ -120,7 +120,8 @@ def test_calls_are_spelt_as_real_drivers_do() -> None:
 
 def test_questions_to_nvml_are_spelt_as_the_real_library_does() -> None:
     """Those in the source of the sampler; the binding adds versions to some."""
-    asked = set(re.findall(r'"(nvml[A-Z]\w+)"', Path(nvml.__file__).read_text()))
+    sources = "".join(p.read_text() for p in Path(nvml.__file__).parent.glob("nvml*.py"))
+    asked = set(re.findall(r'"(nvml[A-Z]\w+)"', sources))
     asked |= {f"nvmlDeviceGetCurrPcieLink{what}" for what in ("Generation", "Width")}
     asked |= {f"nvmlDeviceGet{what}RunningProcesses_v3" for what in ("Compute", "Graphics")}
     assert len(asked) > 20

@@ -203,7 +203,7 @@ PROBES = (
         "netfs",
         "reads of 9P, Ceph and AFS",
         "requests to the file server are unknown",
-        (("netfs_sreq", "5.13"),),
+        (("netfs_sreq", "5.18"),),  # of the name its requests have since (6a19114b8e9a)
         modules=("netfs",),
         filesystems=frozenset({"9p", "ceph", "afs"}),
         types=("netfs_io_subrequest",),
