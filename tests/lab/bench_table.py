@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from lab.bench_report import Cost, linear
 from lab.bench_tools import TOOLS
 from lab.bench_workloads import TITLES
+from lab.gpu_floor import Floor
 from ttftprof import scale
 
 _ALONE = ("armed", "report", "drain", "python", "client", "gpu")
@@ -160,7 +162,7 @@ def _gpu(rows: Sequence[Row]) -> str:
          "taken" if row["cores_taken"] else "free",
          *(f"{row[name]:.2%}".replace("%", " %") for name in ("median", "least", "most")),
          scale.duration(row["all_every_ns"]),
-         *(f"{share:.2%}".replace("%", " %") for share in row["floor"].values()),
+         *(f"{row['floor'][one.name]:.2%}".replace("%", " %") for one in fields(Floor)),
          *(scale.duration(row[f"{name}_ns"]) for name in ("off_median", "late_median", "late_p95"))]
         for row in rows
     ]  # fmt: skip
