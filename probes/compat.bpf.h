@@ -81,7 +81,7 @@ extern void *bpf_rdonly_cast(const void *address, u32 type) __ksym;
 		__uint(max_entries, most);					\
 		__type(key, u32);						\
 		__type(value, u32);						\
-	} callback##_steps __weak SEC(".maps");					\
+	} callback##_steps SEC(".maps");					\
 	static __attribute__((unused)) long callback##_each(			\
 		void *steps, u32 *index, u32 *step, void *of)			\
 	{									\

@@ -50,8 +50,7 @@ static __always_inline void send_path(const void *user_path, u32 folder, struct 
 	s->head.dev = facts->dev;
 	s->head.skipped = folder;
 	s->head.total = s->head.length = n - 1;
-	if (bpf_ringbuf_output(&texts, s, sizeof(s->head) + (n & (PATH_BYTES * 2 - 1)), text_wakes(s->head.kind)))
-		lose(LOST_TEXTS);
+	scratch_output(s, n);
 }
 
 static __always_inline int note_held(u32 tid, u32 tgid, struct file *file, u16 is_open)
@@ -225,8 +224,7 @@ static __always_inline void note_cache(const void *user_path, u64 open_flags, lo
 	s->head.dev = facts.dev;
 	s->head.skipped = facts.size_bytes > 0xffffffff ? 0xffffffff : facts.size_bytes;
 	s->head.total = s->head.length = n - 1;
-	if (bpf_ringbuf_output(&texts, s, sizeof(s->head) + (n & (PATH_BYTES * 2 - 1)), text_wakes(s->head.kind)))
-		lose(LOST_TEXTS);
+	scratch_output(s, n);
 }
 
 TRACEPOINT(sys_exit)

@@ -257,8 +257,7 @@ static __always_inline void send_exec_name(struct linux_binprm *bprm, u64 now)
 	s->head.tgid = id >> 32;
 	s->head.kind = TEXT_EXEC;
 	s->head.total = s->head.length = n - 1;
-	if (bpf_ringbuf_output(&texts, s, sizeof(s->head) + (n & (PATH_BYTES * 2 - 1)), text_wakes(s->head.kind)))
-		lose(LOST_TEXTS);
+	scratch_output(s, n);
 }
 
 #define CGROUPS_ABOVE 4

@@ -30,7 +30,7 @@ struct {
 	__uint(max_entries, REMOTE_REQUESTS);
 	__type(key, struct remote_key);
 	__type(value, struct remote_request);
-} remotes __weak SEC(".maps");
+} remotes SEC(".maps");
 
 static __always_inline bool remote_wanted(u32 dev, u64 ino)
 {

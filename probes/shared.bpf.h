@@ -39,18 +39,18 @@ struct scratch {
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, EVENT_RING_BYTES);
-} events __weak SEC(".maps");
+} events SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, TEXT_RING_BYTES);
-} texts __weak SEC(".maps");
+} texts SEC(".maps");
 
 /* Slots of threads that ended, `struct thread_slot` each. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, END_RING_BYTES);
-} ends __weak SEC(".maps");
+} ends SEC(".maps");
 
 #ifdef NO_KERNEL_BTF
 struct {
@@ -58,14 +58,14 @@ struct {
 	__uint(max_entries, THREADS);
 	__type(key, u32);
 	__type(value, struct membership);
-} members __weak SEC(".maps");
+} members SEC(".maps");
 #else
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, int);
 	__type(value, struct membership);
-} members __weak SEC(".maps");
+} members SEC(".maps");
 #endif
 
 struct {
@@ -74,13 +74,13 @@ struct {
 	__uint(max_entries, THREADS);
 	__type(key, u32);
 	__type(value, struct thread_slot);
-} threads __weak SEC(".maps");
+} threads SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_QUEUE);
 	__uint(max_entries, THREADS);
 	__type(value, u32);
-} free_threads __weak SEC(".maps");
+} free_threads SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -88,14 +88,14 @@ struct {
 	__uint(max_entries, FILES);
 	__type(key, u32);
 	__type(value, struct file_slot);
-} files __weak SEC(".maps");
+} files SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, FILES);
 	__type(key, struct file_key);
 	__type(value, u32);
-} file_index __weak SEC(".maps");
+} file_index SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -103,24 +103,24 @@ struct {
 	__uint(max_entries, 1);
 	__type(key, u32);
 	__type(value, struct control);
-} control __weak SEC(".maps");
+} control SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, u32);
 	__type(value, struct scratch);
-} scratches __weak SEC(".maps");
+} scratches SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
 	__uint(max_entries, HANDLERS);
 	__type(key, u32);
 	__type(value, u32);
-} handlers __weak SEC(".maps");
+} handlers SEC(".maps");
 
 /* All that .rodata holds: the collector writes it whole before the load. */
-const volatile struct settings settings __weak = {};
+const volatile struct settings settings = {};
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -190,6 +190,21 @@ static __always_inline u64 text_wakes(u16 kind)
 		return BPF_RB_FORCE_WAKEUP;
 	lines_wait = 1;
 	return BPF_RB_NO_WAKEUP;
+}
+
+/* A record of `bytes` with its header; false if it is lost. */
+static __always_inline bool text_output(void *record, u64 bytes, u16 kind)
+{
+	if (!bpf_ringbuf_output(&texts, record, bytes, text_wakes(kind)))
+		return true;
+	lose(LOST_TEXTS);
+	return false;
+}
+
+/* The scratch buffer, of whose bytes it takes so many. */
+static __always_inline void scratch_output(struct scratch *s, u64 bytes)
+{
+	text_output(s, sizeof(s->head) + (bytes & (PATH_BYTES * 2 - 1)), s->head.kind);
 }
 
 #ifdef NO_KERNEL_BTF
@@ -353,6 +368,14 @@ static __always_inline u16 file_mode(struct file *file)
 	return file ? PEEK(struct file, file, f_inode, i_mode) & 0170000 : 0;
 }
 
+/* Of a file that is a socket. */
+static __always_inline struct sock *file_sock(struct file *file)
+{
+	struct socket *socket = PEEK(struct file, file, private_data);
+
+	return PEEK(struct socket, socket, sk);
+}
+
 #define MODE_REGULAR 0100000
 #define MODE_SOCKET 0140000
 #define MODE_FIFO 0010000
@@ -399,7 +422,7 @@ struct {
 	__uint(max_entries, 1024);
 	__type(key, u32);
 	__type(value, s64);
-} uring_reading __weak SEC(".maps");
+} uring_reading SEC(".maps");
 
 /* Adds to the count of a key, which may have none yet; gives what it was. */
 static __always_inline s64 count_change(void *counts, u32 key, s64 by)

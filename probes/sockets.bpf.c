@@ -139,8 +139,7 @@ static __always_inline struct conn *conn_of(struct file *file, u64 *key)
 {
 	if (file_mode(file) != MODE_SOCKET)
 		return 0;
-	struct socket *socket = PEEK(struct file, file, private_data);
-	struct sock *sk = PEEK(struct socket, socket, sk);
+	struct sock *sk = file_sock(file);
 	u64 inode = PEEK(struct file, file, f_inode, i_ino);
 	struct conn *c;
 
@@ -581,8 +580,7 @@ static __always_inline struct conn *unseen(const struct sock *sk, int ret, int f
 
 static __always_inline void send_unseen(struct text *head)
 {
-	if (bpf_ringbuf_output(&texts, head, sizeof(*head), text_wakes(head->kind)))
-		lose(LOST_TEXTS);
+	text_output(head, sizeof(*head), head->kind);
 }
 
 TRACEPOINT(sock_send_length)
@@ -629,8 +627,7 @@ int BPF_PROG(sockets__connection, struct pt_regs *regs, long ret)
 	struct file *file = fd_file(connecting ? REGS_ARG0(regs) : ret);
 	if (file_mode(file) != MODE_SOCKET)
 		return 0;
-	struct socket *socket = PEEK(struct file, file, private_data);
-	struct sock *sk = PEEK(struct socket, socket, sk);
+	struct sock *sk = file_sock(file);
 	u32 ports = ports_of(sk);
 	if (!ports && family_of(sk) != AF_UNIX)
 		return 0;

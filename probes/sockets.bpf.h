@@ -32,7 +32,7 @@ struct {
 	__uint(max_entries, 16384);
 	__type(key, u64);
 	__type(value, struct conn);
-} conns __weak SEC(".maps");
+} conns SEC(".maps");
 
 /*
  * A small write is not sent while an earlier one is unacknowledged, unless the server
@@ -50,7 +50,7 @@ struct {
 	__uint(max_entries, 4096);
 	__type(key, u64);
 	__type(value, struct held_back);
-} held __weak SEC(".maps");
+} held SEC(".maps");
 
 /* Tells that what was held leaves now; once, whoever sees it. */
 static __always_inline void has_left(u64 key, struct held_back *h)
@@ -63,9 +63,8 @@ static __always_inline void has_left(u64 key, struct held_back *h)
 		.kind = TEXT_LEFT,
 	};
 
-	if (!bpf_map_delete_elem(&held, &key) &&
-	    bpf_ringbuf_output(&texts, &head, sizeof(head), text_wakes(head.kind)))
-		lose(LOST_TEXTS);
+	if (!bpf_map_delete_elem(&held, &key))
+		text_output(&head, sizeof(head), head.kind);
 }
 
 #define TAIL_WRITES 8
@@ -95,7 +94,7 @@ struct {
 	__uint(max_entries, 4096);
 	__type(key, u64);
 	__type(value, struct tail);
-} quiet __weak SEC(".maps");
+} quiet SEC(".maps");
 
 static __always_inline struct sock *unix_peer(const struct sock *sk)
 {
@@ -140,10 +139,9 @@ static long send_kept(u32 index, struct handing_over *job)
 	kept->head.flags = job->turn;
 	kept->head.skipped = job->skipped;
 	job->skipped = 0;
-	if (bpf_ringbuf_output(&texts, kept, sizeof(kept->head) + (kept->head.length & (TAIL_BYTES - 1)), text_wakes(TEXT_SENT))) {
-		lose(LOST_TEXTS);
+	u64 bytes = sizeof(kept->head) + (kept->head.length & (TAIL_BYTES - 1));
+	if (!text_output(kept, bytes, TEXT_SENT))
 		job->skipped = kept->head.skipped + kept->head.total;
-	}
 	return 0;
 }
 

@@ -16,8 +16,7 @@ static __always_inline void note_close(struct file *file)
 {
 	if (file_mode(file) != MODE_SOCKET || file_is_shared(file))
 		return;
-	struct socket *socket = PEEK(struct file, file, private_data);
-	struct sock *sk = PEEK(struct socket, socket, sk);
+	struct sock *sk = file_sock(file);
 	u64 key = (u64)sk;
 	struct conn *c = bpf_map_lookup_elem(&conns, &key);
 

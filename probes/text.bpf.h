@@ -68,7 +68,7 @@ struct {
 	__uint(max_entries, 1);
 	__type(key, u32);
 	__type(value, struct sending);
-} sendings __weak SEC(".maps");
+} sendings SEC(".maps");
 
 static __always_inline struct sending *the_sending(void)
 {

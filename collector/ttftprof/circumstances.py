@@ -6,7 +6,6 @@ comparison of the recording's own facts, and None or empty where the recording d
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -18,6 +17,7 @@ from ttftprof.engines.catalog import Engine, FixedWait, option_of
 from ttftprof.engines.driver_calls import CONTEXT
 from ttftprof.events import Kind
 from ttftprof.gpu_parts import length, union
+from ttftprof.grouping import between
 from ttftprof.model import Evidence, Phase
 from ttftprof.phases import Served, Started, StartUp
 from ttftprof.phases.holders import files_used
@@ -228,7 +228,7 @@ def _polls(timeline: Timeline, served: Served, start: StartUp | None) -> Polls |
     asked = {served.server} | ({served.back.tgid} if served.back else set())
     until = max(served.received_ns, began)
     polls = timeline.derived(_polls_by_server, None)
-    looks = sorted(ns for tgid in asked for ns in _between(polls.get(tgid, ()), began, until))
+    looks = sorted(ns for tgid in asked for ns in between(polls.get(tgid, ()), began, until, int))
     if not looks:
         return None
     apart = [b - a for a, b in pairwise(looks)]
@@ -242,11 +242,6 @@ def _polls_by_server(timeline: Timeline, _: None) -> dict[int, list[int]]:
         if e.from_target and not e.generates:
             found.setdefault(e.tgid, []).append(e.start_ns)
     return found
-
-
-def _between(ordered: Sequence[int], first: int, last: int) -> Sequence[int]:
-    """Those from one number to another, both included."""
-    return ordered[bisect_left(ordered, first) : bisect_right(ordered, last)]
 
 
 def _after_end_ns(timeline: Timeline, served: Served, start: StartUp | None) -> int | None:

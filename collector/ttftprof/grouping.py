@@ -1,15 +1,27 @@
-"""Records by the values of some of their fields. Pure."""
+"""Records by the values of some of their fields; spans of what is ordered. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ttftprof.events import Records
+
+_Item = TypeVar("_Item")
+
+
+def between(
+    ordered: Sequence[_Item], first: int, last: int, key: Callable[[_Item], int]
+) -> Sequence[_Item]:
+    """Those whose `key`, by which they are ordered, lies from one number to another, both
+    included."""
+    begin = bisect_left(ordered, first, key=key)
+    return ordered[begin : bisect_right(ordered, last, key=key)]
 
 
 def split_by(records: Records, *fields: str) -> dict[tuple[int, ...], Records]:

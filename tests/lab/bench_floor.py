@@ -15,11 +15,10 @@ import signal
 import struct
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from ttftprof.kernel import libbpf
-from ttftprof.kernel.session import Settings, online_cpus
+from ttftprof.kernel.session import ProbeObject, Settings, online_cpus
 from ttftprof.kernel.table import PROBES
 from ttftprof.kernel.types import KernelTypes
 
@@ -47,41 +46,26 @@ def built(target: Path, is_filtered: bool) -> Path:
     return target
 
 
-def programs(opened: libbpf.Pointer) -> Iterator[tuple[str, libbpf.Pointer]]:
-    """(section, program) of all in an object."""
-    lib = libbpf.library()
-    current = lib.bpf_object__next_program(opened, None)
-    while current:
-        yield lib.bpf_program__section_name(current).decode(), libbpf.Pointer(current)
-        current = lib.bpf_object__next_program(opened, current)
-
-
 def attach(target: Path, tgid: int) -> None:
     """Loads all and attaches it for as long as this process lives."""
     lib = libbpf.library()
-    opened = libbpf.present("open", lib.bpf_object__open_file(str(target).encode(), None))
-    settings = lib.bpf_object__find_map_by_name(opened, b".rodata")
+    opened = ProbeObject(target)
+    settings = lib.bpf_object__find_map_by_name(opened.pointer, b".rodata")
     if settings:
         size = ctypes.c_size_t()
         at = lib.bpf_map__initial_value(settings, ctypes.byref(size))
         ctypes.memmove(at, struct.pack("<I", tgid), 4)
-    libbpf.checked("load", lib.bpf_object__load(opened))
-    for section, program in programs(opened):
+    libbpf.checked("load", lib.bpf_object__load(opened.pointer))
+    for name, program in opened.programs.items():
+        section = opened.section(name)
         if section == "perf_event":
             for cpu in online_cpus():
                 fd = libbpf.open_clock_event(cpu, Settings().tick_hz)
                 libbpf.present("tick", lib.bpf_program__attach_perf_event(program, fd))
         elif section == "iter/task":
-            _walk(libbpf.present("walk", lib.bpf_program__attach_iter(program, None)))
+            libbpf.iterate(program)
         else:
             libbpf.present(section, lib.bpf_program__attach(program))
-
-
-def _walk(link: libbpf.Pointer) -> None:
-    made = libbpf.library().bpf_iter_create(libbpf.library().bpf_link__fd(link))
-    with os.fdopen(libbpf.checked("iterate", made), "rb", buffering=0) as walk:
-        while walk.read(4096):
-            pass
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ttftprof.events import TEXT, TEXT_PIECE
-from ttftprof.kernel.ring import FixedRing, TextRing
+from ttftprof.kernel.ring import FixedRing, TextHead, TextRing
 
 PAGE = mmap.PAGESIZE
 SIZE = 4 * PAGE
@@ -112,6 +112,10 @@ def test_what_is_not_finished_waits_and_what_is_thrown_away_is_left_out(
     assert reader.drain()["number"].tolist() == []
     ring.finish(at, dtype.itemsize)
     assert reader.drain()["number"].tolist() == [3, 4]
+
+
+def test_a_skimmed_header_has_the_fields_of_a_text() -> None:
+    assert TextHead._fields == TEXT.names
 
 
 def test_texts_of_every_length_come_whole_across_the_end(ring: Ring) -> None:

@@ -214,6 +214,19 @@ def run_program(program_fd: int, arguments: Sequence[int] = ()) -> None:
     checked("run a program", library().bpf_prog_test_run_opts(program_fd, c.byref(opts)))
 
 
+def iterate(program: Pointer) -> None:
+    """Runs an iterator program over everything it iterates."""
+    lib = library()
+    link = present("attach an iterator", lib.bpf_program__attach_iter(program, None))
+    try:
+        made = checked("iterate", lib.bpf_iter_create(lib.bpf_link__fd(link)))
+        with os.fdopen(made, "rb", buffering=0) as walk:
+            while walk.read(4096):
+                pass
+    finally:
+        lib.bpf_link__destroy(link)
+
+
 class _MapAttr(c.Structure):
     _fields_ = (
         ("map_fd", c.c_uint32),

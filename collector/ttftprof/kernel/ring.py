@@ -24,7 +24,7 @@ _DISCARD = 1 << 30
 
 
 _LENGTH = struct.Struct("<I")
-_HEAD = struct.Struct("<QQQIIIHHIIII")
+_CODES = {2: "H", 4: "I", 8: "Q"}
 
 
 class TextHead(NamedTuple):
@@ -42,6 +42,9 @@ class TextHead(NamedTuple):
     offset: int
     skipped: int
     length: int
+
+
+_HEAD = struct.Struct("<" + "".join(_CODES[TEXT[name].itemsize] for name in TextHead._fields))
 
 
 class _Ring:

@@ -157,7 +157,7 @@ def kernel_function(name: str) -> tuple[int, int] | None:
 
 
 class ProbeObject:
-    """The linked object of all probes, opened anew for each attempt to load it.
+    """The object of all probes, opened anew for each attempt to load it.
 
     A program is named `<stem>__<what>`; `programs` maps the whole name. `types`: raw BTF to place
     fields by, instead of the kernel's own.
@@ -711,16 +711,7 @@ class ProbeSession:
         if self._loaded.section(name) == "raw_tp":
             libbpf.run_program(library().bpf_program__fd(program))
             return
-        link = libbpf.present(
-            "attach an iterator", library().bpf_program__attach_iter(program, None)
-        )
-        try:
-            made = library().bpf_iter_create(library().bpf_link__fd(link))
-            with os.fdopen(libbpf.checked("iterate", made), "rb", buffering=0) as walk:
-                while walk.read(4096):
-                    pass
-        finally:
-            library().bpf_link__destroy(link)
+        libbpf.iterate(program)
 
     def watch_port(self, port: int, tgid: int) -> None:
         """Connections to this port are followed from their handshake on."""

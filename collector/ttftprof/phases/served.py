@@ -7,12 +7,12 @@ child), it is told by the weights it has.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ttftprof.activities import process_activities
 from ttftprof.events import Kind
+from ttftprof.grouping import between
 from ttftprof.phases.holders import has_weights, loaders
 from ttftprof.threads import FOREVER
 from ttftprof.timeline import Exchange, Process, Timeline
@@ -71,7 +71,7 @@ def _requests_of(timeline: Timeline, _: None) -> list[Served]:
         back: Exchange | None = None
         hop: Exchange | None = front
         while hop is not None:
-            during = _begun_within(backs, hop.start_ns, hop.end_ns or FOREVER)
+            during = between(backs, hop.start_ns, hop.end_ns or FOREVER, _began)
             hop = _behind(timeline, hop, [b for b in during if id(b) not in taken])
             if hop is not None:
                 taken.add(id(hop))
@@ -82,11 +82,6 @@ def _requests_of(timeline: Timeline, _: None) -> list[Served]:
 
 def _began(exchange: Exchange) -> int:
     return exchange.start_ns
-
-
-def _begun_within(ordered: Sequence[Exchange], first_ns: int, last_ns: int) -> Sequence[Exchange]:
-    first = bisect_left(ordered, first_ns, key=_began)
-    return ordered[first : bisect_right(ordered, last_ns, key=_began)]
 
 
 def _own(served: Served, everyone: Sequence[Served]) -> Served:

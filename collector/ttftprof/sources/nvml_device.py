@@ -18,7 +18,6 @@ from ttftprof.sources.gpu import Found
 from ttftprof.sources.nvml_door import Device, Door, Question
 
 _COMPUTING = "nvmlDeviceGetComputeRunningProcesses_v3"
-_UNTOLD = "their memory is not told"
 _DRAWING = "nvmlDeviceGetGraphicsRunningProcesses_v3"
 _MEMORY_2 = 0x02000028  # nvmlMemory_v2: version 2, 40 bytes
 _STATE_EVERY = 5  # looks, while memory changes: a load is to be known with its link and clocks
@@ -165,10 +164,10 @@ class Processes:
     """Whose the memory is. What computes by Vulkan is among those that draw; one that does both is
     told by either with all of its memory."""
 
-    def __init__(self, door: Door, device: Device, tell: Tell) -> None:
+    def __init__(self, door: Door, device: Device) -> None:
         self._computing = _Listing(door, _COMPUTING, device)
         self._drawing = _Listing(door, _DRAWING, device)
-        self._device, self._tell = device, tell
+        self._door, self._device = door, device
         self._untold = False  # they were once listed without their memory
         self._drew = False
         self._before: tuple[bytes | None, bytes | None] | None = None
@@ -190,8 +189,7 @@ class Processes:
         told = {pid: used for pid, used in listed if used is not None}
         if computing and not told and not self._untold:
             self._untold = True
-            fact = {"call": _COMPUTING, "device": self._device.index, "reason": _UNTOLD}
-            self._tell("gpu_refused", fact)
+            self._door.told(_COMPUTING, self._device.index, "their memory is not told")
         return told
 
 
@@ -221,7 +219,7 @@ class AskedDevice:
         self._door, self._device, self._put = door, device, door.put
         self._answers = _Answers(version=_MEMORY_2)
         self.traffic = Traffic(door, device)
-        self._processes = Processes(door, device, tell)
+        self._processes = Processes(door, device)
         self._answers.persistence = self._persists = int(bool(persists))
         self._tell = tell
         memory = self._asked(_MEMORY if has_memory_2 else _PLAIN_MEMORY)

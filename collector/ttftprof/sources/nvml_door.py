@@ -52,7 +52,7 @@ class Door:
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._library = library
-        self._told = told
+        self.told = told
         self._clock = clock
         self._refused: set[tuple[Any, ...]] = set()
         self.call = ""
@@ -80,7 +80,7 @@ class Door:
         except self._library.NVMLError as error:
             if self._is_final(index, error):
                 self._refused.add(key)
-                self._told(call, index, str(error))
+                self.told(call, index, str(error))
             return None
 
     # -- calls of the same library, made often ----------------------------------------------
@@ -92,7 +92,7 @@ class Door:
         try:
             function = getattr(self._library.nvmlLib, call)
         except AttributeError:
-            self._told(call, device.index, "Function Not Found")
+            self.told(call, device.index, "Function Not Found")
             return None
         return Question(call, device.index, function, (device.handle, *arguments), good_for)
 
@@ -114,7 +114,7 @@ class Door:
         error = self._library.NVMLError(result)
         final = self._is_final(question.device, error)
         if final:
-            self._told(question.call, question.device, str(error))
+            self.told(question.call, question.device, str(error))
         return final
 
     def _is_final(self, index: int, error: Any) -> bool:

@@ -22,6 +22,7 @@ _TARGET = rb"/[^ \r\n]*|[hH][tT][tT][pP][sS]?://[^ \r\n]*|(?<=CONNECT )[^ /\r\n]
 _REQUEST_LINE = re.compile(
     b"(" + b"|".join(_METHODS) + b") (" + _TARGET + rb") HTTP/(\d)\.\d[ \t]*\r?\n"
 )
+RESPONSE_BEGINS = b"HTTP/1."
 _STATUS_LINE = re.compile(rb"HTTP/1\.\d (\d{3})(?![0-9])")
 _TLS_RECORD = re.compile(rb"[\x14-\x17]\x03[\x00-\x04]")
 _CHUNK_LINE = re.compile(rb"[ \t]*([0-9a-fA-F]{1,12})[ \t]*(?:;[^\r\n]{0,900})?\r?\n")
@@ -127,7 +128,7 @@ def begins_stream(data: bytes) -> bool:
 
 def may_begin_response(prefix: bytes) -> bool:
     """Whether a few first bytes can still become a status line."""
-    return prefix[:7] == b"HTTP/1."[: len(prefix)]
+    return prefix[: len(RESPONSE_BEGINS)] == RESPONSE_BEGINS[: len(prefix)]
 
 
 def parse_request(head: bytes) -> RequestHead | None:
@@ -284,7 +285,7 @@ class Framing:
     @staticmethod
     def ends_with_last_chunk(data: bytes) -> bool:
         """Whether the chunk that ends a chunked body stands at the end."""
-        return data[-7:] in (b"0\r\n\r\n", b"\r\n0\r\n\r\n")
+        return data.endswith(b"\r\n0\r\n\r\n") or data == b"0\r\n\r\n"
 
     def _payload_complete(self) -> None:
         if self._state == _DATA:

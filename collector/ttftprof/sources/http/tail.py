@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from ttftprof.sources.http.framing import Framing
+from ttftprof.sources.http.framing import RESPONSE_BEGINS, Framing
 
 KEPT_WRITES = 8  # TAIL_WRITES and TAIL_BYTES of probes/sockets.bpf.h
 SMALL_BYTES = 512
@@ -34,12 +34,9 @@ class Tail:
             self._kept.clear()
             self.size_bytes = 0
             return True
-        # First what leaves nearly every write: there are many thousands a second
-        if len(data) >= SMALL_BYTES:
+        if len(data) >= SMALL_BYTES or Framing.ends_with_last_chunk(data):
             return False
-        if data.endswith(b"0\r\n\r\n") and Framing.ends_with_last_chunk(data):
-            return False
-        if data.startswith(b"HTTP/1."):
+        if data.startswith(RESPONSE_BEGINS):
             return False
         self._kept.append((ns, data))
         self.size_bytes += len(data)
