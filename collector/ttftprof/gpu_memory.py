@@ -1,7 +1,7 @@
 """How GPU memory changed hands: the old model's falls, the new one's rises, and what lay between.
 
-Pure. Levels are samples 20 ms apart: an edge is true to that. Whose memory it was is only said
-where the driver tells it by process.
+Pure. Levels are samples 20 or 40 ms apart: an edge is true to the one before it. Whose memory it
+was is only said where the driver tells it by process.
 """
 
 from __future__ import annotations
@@ -54,38 +54,39 @@ def with_eviction(timeline: Timeline, phases: Sequence[Phase]) -> tuple[Phase, .
 @dataclass(frozen=True, slots=True)
 class MemoryEdge:
     """A fall of a device's memory: by how much, from when, when it was over, and when the next rise
-    began (None: it did not)."""
+    began (None: it did not). `error_ns`: by how much the moments may be too late."""
 
     device: int
     fell_bytes: int
     falls_ns: int
     back_ns: int
     rises_ns: int | None
+    error_ns: int
 
 
-def memory_edge(device: int, ns: Ints, used: Ints, before: int) -> MemoryEdge | None:
-    """The first big fall from the level `before`; None if there is none."""
-    lowest = int(used.min())
+def memory_edge(device: int, ns: Ints, used: Ints) -> MemoryEdge | None:
+    """The first big fall from the first level; None if there is none."""
+    before, lowest = int(used[0]), int(used.min())
     fell = before - lowest
     if fell < EDGE_BYTES:
         return None
     margin = int(fell * _EDGE_SHARE)
     falls = np.flatnonzero(used < before - margin)[0]
     down = np.flatnonzero(used <= lowest + margin)[0]
-    up = np.flatnonzero(used[down:] > lowest + margin)
-    rises = int(ns[down + up[0]]) if len(up) else None
-    return MemoryEdge(device, fell, int(ns[falls]), int(ns[down]), rises)
+    up = down + np.flatnonzero(used[down:] > lowest + margin)[:1]
+    rises = int(ns[up[0]]) if len(up) else None
+    seen = np.array([falls, down, *up])
+    error_ns = int((ns[seen] - ns[seen - 1]).max())
+    return MemoryEdge(device, fell, int(ns[falls]), int(ns[down]), rises, error_ns)
 
 
 def _edges(timeline: Timeline, begin_ns: int, end_ns: int) -> Iterator[MemoryEdge]:
     for device in sorted(timeline.gpu.devices):
         rows = timeline.gpu.of_device(device, Valid.USED)
-        before = level(timeline, device, begin_ns)
-        inside = rows[(rows["ns"] >= begin_ns) & (rows["ns"] <= end_ns)]
-        if before is None or not len(inside):
-            continue
-        stamps, used = (inside[name].astype(np.int64) for name in ("ns", "used_bytes"))
-        edge = memory_edge(device, stamps, used, before)
+        stamps, used = (rows[name].astype(np.int64) for name in ("ns", "used_bytes"))
+        first = int(np.searchsorted(stamps, begin_ns, side="right")) - 1  # the level before
+        last = int(np.searchsorted(stamps, end_ns, side="right"))
+        edge = memory_edge(device, stamps[first:last], used[first:last]) if first >= 0 else None
         if edge is not None:
             yield edge
 
@@ -98,6 +99,7 @@ def _told(timeline: Timeline, edge: MemoryEdge, begin_ns: int, end_ns: int) -> I
     if edge.rises_ns is not None:
         gap_ns = edge.rises_ns - edge.back_ns
         yield Evidence("gpu", "and used anew after another", gap_ns, "ns")
+    yield Evidence("gpu", "looked at before each of these no longer ago than", edge.error_ns, "ns")
     for tgid, change in _changes(timeline, edge.device, begin_ns, end_ns):
         what = "gave back" if change < 0 else "took"
         yield Evidence("gpu", f"pid {tgid} {what}", abs(change), "bytes")

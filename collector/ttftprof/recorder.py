@@ -390,6 +390,7 @@ class Recorder:
             cached_bytes = int(slots["added_pages"].sum()) * resource.getpagesize()
             self.progress.storage_bytes = cached_bytes + int(slots["direct_bytes"].sum())
         self._gpus.follow(frozenset(self._members))
+        self._gpus.attend(self._is_waited_for())
         self._take_engine_counts()
         self._take_python_stacks(ns)
         self._note_clocks(ns)
@@ -400,6 +401,10 @@ class Recorder:
             return ACTIVE_NS
         return CALM_NS if len(events) else 0
 
+    def _is_waited_for(self) -> bool:
+        """Whether a request has no first token yet."""
+        return not all(self._open.values())
+
     def _take_gpu_samples(self) -> None:
         for drained in self._gpus.drain():
             self._hold("gpu", drained.rows)
@@ -408,13 +413,13 @@ class Recorder:
                 self.writer.add_fact(kind, ns, fact)
 
     def _take_python_stacks(self, ns: int) -> None:
-        self._python.follow(self._members, ns, waited_for=not all(self._open.values()))
+        self._python.follow(self._members, ns, waited_for=self._is_waited_for())
         for begin_ns, fact in self._python.drain():
             self.writer.add_fact("python_stacks", begin_ns, fact)
 
     def _take_engine_counts(self) -> None:
         """Engines are asked only while a client waits for a first token."""
-        self._metrics.await_token(not all(self._open.values()))
+        self._metrics.await_token(self._is_waited_for())
         for ns, fact in self._metrics.drain():
             self.writer.add_fact("engine_load", ns, fact)
 

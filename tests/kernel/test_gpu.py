@@ -31,7 +31,6 @@ from ttftprof.gpu_rows import Valid
 from ttftprof.kernel.session import Settings
 from ttftprof.model import Phase
 from ttftprof.reports.words import warnings
-from ttftprof.sources import drm, nvml
 from ttftprof.sources.gpu import NO_GPU
 from ttftprof.timeline import Timeline, build
 from workloads.cache import drop_cache, make_model
@@ -257,10 +256,11 @@ def test_the_sampler_alone_goes_before_threads_that_compute(runs: list[Run]) -> 
 
 
 def test_the_samples_keep_their_schedule(runs: list[Run]) -> None:
-    """±2 ms at the median, whatever the process did meanwhile."""
+    """±2 ms at the median, whatever the process did meanwhile; from its first memory on."""
     medians, latest = [], []
     for run in runs:
         rows = run.timeline.gpu.of_device(0, Valid.USED)
+        rows = rows[np.flatnonzero(rows["used_bytes"])[0] :]
         steps = np.diff(rows["ns"].astype(np.int64)) - 20 * MS
         medians.append(int(np.median(np.abs(steps))))
         latest.append(int(rows["late_ns"].max()))
@@ -349,7 +349,11 @@ def test_the_hip_runtime_of_a_container(tmp_path: Path) -> None:
 
 
 def test_no_gpu_is_one_line_and_no_warning(tmp_path: Path) -> None:
-    if nvml.find() or drm.find():
+    # In a process of its own: other tests have loaded an NVML of theirs into this one.
+    looks = (
+        "from ttftprof.sources import drm, nvml; raise SystemExit(bool(nvml.find() or drm.find()))"
+    )
+    if subprocess.run([sys.executable, "-c", looks], check=False).returncode:
         pytest.skip("this machine has a GPU that can be asked")
     process = subprocess.Popen(["sleep", "30"])
     with recording(tmp_path / "none.ttft", "--pid", str(process.pid)) as recorded:

@@ -7,9 +7,11 @@ library's own stamps, and the moments at which memory came back, are the truth.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,6 +39,7 @@ FILE_BYTES = 48 * MIB + 7919
 COPIES = 7  # pieces of the file, as the runner copies it
 SLOW_MS = 1_200  # what each model is about
 REST_NS = 300 * MS  # with all memory taken, before it can serve
+RESTS_S = 2.5  # until the sampler rests, too
 LOOKS = 80  # calls of NVML, in which a sampler has asked for everything
 OLD_MB, NEW_MB, KV_MB = 5_000, 4_500, 3_000  # of the GPU's 8192
 
@@ -73,6 +76,7 @@ class Switch:
     old: int  # the runner that was there before
     timeline: Timeline
     stamps: Sequence[Stamp]  # of the runner's calls
+    paces: Sequence[tuple[int, dict[str, Any]]]  # how far apart looks were from then on
     back_ns: tuple[int, int]  # just before and after the old one's memory was given back
 
     def parts(self) -> dict[str, Part]:
@@ -160,10 +164,13 @@ def switches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Switch]:
             with recording(folder / "switch.ttft", "--pid", str(server.pid)) as recorded:
                 fake_gpu.await_calls(state, LOOKS)
                 for model in MODELS:
+                    if model == COLD:
+                        time.sleep(RESTS_S)
                     ask(config, model)
                     fake_gpu.await_calls(state, LOOKS)
     with recorded.reader() as reader:
         timeline = build(reader)
+        paces = list(reader.facts("gpu_pace"))
     report = conclude(timeline, recorded.path)
     made = fake_gpu.stamps(folder / "stamps")
     runners = runners_of(Path(config.truth_path))
@@ -175,6 +182,7 @@ def switches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Switch]:
             old=runners[order[number]],
             timeline=timeline,
             stamps=[s for s in made if s.pid == runners[model]],
+            paces=paces,
             back_ns=back.given[runners[order[number]]],
         )
         for number, model in enumerate(MODELS)
@@ -260,6 +268,25 @@ def test_memory_that_has_to_be_given_back_first(switches: dict[str, Switch], mod
     before_ns, after_ns = switch.back_ns
     assert before_ns <= seen_ns + took_ns
     assert not ((stamps > after_ns) & (stamps < seen_ns)).any()  # the first look that could see it
+
+
+def test_a_request_that_waits_makes_the_sampler_look_more_often(
+    switches: dict[str, Switch],
+) -> None:
+    """Before memory falls, so that its edges are told as exactly as by looks each 20 ms."""
+    switch = switches[COLD]
+    paces = [(ns, fact["memory_every_ns"] // MS) for ns, fact in switch.paces]
+    start_ns, back_ns = switch.request.start_ns, switch.back_ns[0]
+    before = [ms for ns, ms in paces if ns < start_ns]
+    meanwhile = [ms for ns, ms in paces if start_ns <= ns < back_ns]
+    assert (before[-1], meanwhile[:1]) == (40, [20])
+    errors = [
+        int(e.value or 0)
+        for one in switches.values()
+        for e in one.told("looked at before each of these no longer ago than")
+    ]
+    assert len(errors) == len(MODELS)
+    assert 15 * MS < min(errors) < 30 * MS
 
 
 @pytest.mark.parametrize("model", MODELS)

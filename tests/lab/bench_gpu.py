@@ -3,8 +3,9 @@
 `ttftprof record`, as it is by default, asks the tests' own NVML (`fake_nvml.c`), whose answers cost
 what the calls of a C library do; a real driver's cost more, and how much it takes of the system is
 not in here. The figure is the time of the threads that look, and of taking what they found, as the
-recording has it. While it goes on, threads that do only a part of that show what it could cost at
-least (`gpu_floor`).
+recording has it: while the devices' memory moves, as in a switch, and at rest but for the first
+second. While it goes on, threads that do only a part of that show what it could cost at least
+(`gpu_floor`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -29,11 +31,12 @@ from lab.gpu_floor import Floor
 from ttftprof.events import Records
 from ttftprof.gpu_rows import Valid
 from ttftprof.recording import Reader
-from ttftprof.sources.gpu_schedule import PERIOD_NS
+from ttftprof.sources.gpu_schedule import PERIOD_NS, REST_EVERY
 from workloads.busy import busy_machine
 
 DEVICES = (1, 8)
 ROUNDS, SECONDS = 3, 3
+_MOVES_EVERY_S, _MOVES_BYTES = 0.2, 64 << 20
 
 
 @dataclass(frozen=True)
@@ -41,14 +44,16 @@ class Sampled:
     """Shares of one core: the least, the median and the most of the rounds; of all looks, how far
     apart they were from what the schedule says and how late they came, in ns.
 
-    `all_every_ns`: how far apart its link, clocks and state were asked for, at the median. `floor`:
-    medians of what it could cost at least. `counted`: the driver counts what passes over the link,
-    and need not be made to measure it.
+    `moves`: memory did, of all devices. `all_every_ns`: how far apart its link, clocks and state
+    were asked for, at the median. `floor`: medians of what it could cost at least, were all looked
+    at each 20 ms. `counted`: the driver counts what passes over the link, and need not be made to
+    measure it.
     """
 
     devices: int
     counted: bool
     cores_taken: bool
+    moves: bool
     rounds: int
     least: float
     median: float
@@ -74,7 +79,7 @@ def measure(folder: Path) -> list[Sampled]:
     fake_gpu.build("fake_nvml.c", libraries, "libnvidia-ml.so.1")
     floor = partial(gpu_floor.measure, gpu_floor.build(folder), libraries)
     state = State(folder / "state")
-    conditions = list(product(DEVICES, (True, False), (False, True)))
+    conditions = list(product(DEVICES, (True, False), (False, True), (False, True)))
     with _sleeper() as pid, fake_gpu.shown(libraries, state):
         state[fake_gpu.PID], state[fake_gpu.USED] = pid, GIB
         return [_measured(state, pid, folder, floor, *condition) for condition in conditions]
@@ -98,14 +103,16 @@ def _measured(
     devices: int,
     counted: bool,
     taken: bool,
+    moves: bool,
 ) -> Sampled:
     state[fake_gpu.COUNT], state[fake_gpu.COUNTS] = devices, counted
-    rounds = [_round(pid, folder, floor, taken) for _ in range(ROUNDS)]
+    with _moving(state, devices) if moves else nullcontext():
+        rounds = [_round(pid, folder, floor, taken, moves) for _ in range(ROUNDS)]
     shares = sorted(one.share for one in rounds)
     off = [ns for one in rounds for ns in one.off_ns]
     late = [ns for one in rounds for ns in one.late_ns]
     return Sampled(
-        devices, counted, taken, ROUNDS,
+        devices, counted, taken, moves, ROUNDS,
         shares[0], statistics.median(shares), shares[-1],
         round(float(np.median(off))), round(float(np.median(late))),
         round(float(np.quantile(late, 0.95))),
@@ -114,7 +121,26 @@ def _measured(
     )  # fmt: skip
 
 
-def _round(pid: int, folder: Path, floor: Callable[[], Floor], taken: bool) -> _Round:
+@contextmanager
+def _moving(state: State, devices: int) -> Iterator[None]:
+    """Memory of each device rises again and again, as in a load."""
+    ends = threading.Event()
+
+    def moves() -> None:
+        while not ends.wait(_MOVES_EVERY_S):
+            for device in range(devices):
+                state[fake_gpu.USED + device] = (state[fake_gpu.USED + device] + _MOVES_BYTES) % GIB
+
+    thread = threading.Thread(target=moves)
+    thread.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        thread.join()
+
+
+def _round(pid: int, folder: Path, floor: Callable[[], Floor], taken: bool, moves: bool) -> _Round:
     with busy_machine() if taken else nullcontext(), attached(TOOLS[0], pid, folder):
         time.sleep(SECONDS)
         least = floor()
@@ -123,7 +149,7 @@ def _round(pid: int, folder: Path, floor: Callable[[], Floor], taken: bool) -> _
         cpu_ns = int(reader.meta["own"]["gpu_cpu_ns"])
     looks: Records = rows[(rows["took_ns"] > 0) & (rows["device"] == 0)]
     stamps = np.sort(looks["ns"].astype(np.int64))
-    off = np.abs(np.diff(stamps) - PERIOD_NS)
+    off = np.abs(np.diff(stamps) - (PERIOD_NS if moves else REST_EVERY * PERIOD_NS))
     every = np.diff(stamps[(looks["valid"] & np.uint16(Valid.LINK)) > 0])
     return _Round(
         cpu_ns / int(np.ptp(stamps)), off.tolist(), looks["late_ns"].tolist(), every.tolist(), least

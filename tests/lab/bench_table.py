@@ -154,12 +154,20 @@ def _client(rows: Sequence[Row]) -> str:
 
 
 def _gpu(rows: Sequence[Row]) -> str:
-    head = ["GPUs", "traffic of the link", "cores", "share of a core, median", "least", "most"]
+    head = [
+        "GPUs",
+        "traffic of the link",
+        "cores",
+        "memory",
+        "share of a core, median",
+        "least",
+        "most",
+    ]
     head += ["all asked every", "only wakes, in C", "only wakes, in Python", "wakes and calls"]
-    head += ["off the 20 ms, median", "late, median", "late, 95 %"]
+    head += ["off the schedule, median", "late, median", "late, 95 %"]
     lines = [
         [str(row["devices"]), "counted" if row["counted"] else "measured by a call",
-         "taken" if row["cores_taken"] else "free",
+         "taken" if row["cores_taken"] else "free", "moves" if row["moves"] else "rests",
          *(f"{row[name]:.2%}".replace("%", " %") for name in ("median", "least", "most")),
          scale.duration(row["all_every_ns"]),
          *(f"{row['floor'][one.name]:.2%}".replace("%", " %") for one in fields(Floor)),

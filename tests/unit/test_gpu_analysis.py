@@ -301,12 +301,23 @@ def test_an_instance_of_a_partitioned_gpu_has_what_its_process_did() -> None:
 def test_an_edge_of_memory() -> None:
     stamps = np.arange(8, dtype=np.int64) * 20
     used = np.array([900, 880, 500, 40, 0, 0, 30, 300], np.int64) * MIB
-    edge = memory_edge(0, stamps, used, 900 * MIB)
+    edge = memory_edge(0, stamps, used)
     assert edge is not None
-    assert (edge.fell_bytes, edge.falls_ns, edge.back_ns, edge.rises_ns) == (
-        900 * MIB, 40, 60, 140
+    assert (edge.fell_bytes, edge.falls_ns, edge.back_ns, edge.rises_ns, edge.error_ns) == (
+        900 * MIB, 40, 60, 140, 20
     )  # fmt: skip
-    assert memory_edge(0, stamps, used, 40 * MIB) is None
+    assert memory_edge(0, stamps[3:], used[3:]) is None
+
+
+@pytest.mark.parametrize(("late", "error"), [(1, 20), (2, 25), (3, 25), (6, 20), (7, 25)])
+def test_an_edge_is_as_exact_as_the_looks_at_it(late: int, error: int) -> None:
+    """A look that came late counts where memory fell, was back or rose: not elsewhere."""
+    stamps = np.arange(8, dtype=np.int64) * 20
+    stamps[late:] += 5
+    used = np.array([900, 900, 500, 40, 0, 0, 0, 300], np.int64) * MIB
+    edge = memory_edge(0, stamps, used)
+    assert edge is not None
+    assert edge.error_ns == error
 
 
 def given_back(scene: Scene) -> Scene:
@@ -322,6 +333,8 @@ def test_eviction_has_the_memorys_edges() -> None:
     assert value(evict.evidence, "memory given back on GPU 0") == 4 * GIB
     assert value(evict.evidence, "it was back after") == ns(160) - evict.start_ns
     assert value(evict.evidence, "and used anew after another") == 60 * MS
+    told = "looked at before each of these no longer ago than"
+    assert value(evict.evidence, told) == 40 * MS
 
 
 def test_the_terminal_tells_the_memorys_edges() -> None:

@@ -19,7 +19,15 @@ from ttftprof.events import Records
 from ttftprof.gpu_rows import GPU_ROW, Valid
 from ttftprof.sources import gpu, gpu_schedule, nvml, nvml_device
 from ttftprof.sources.gpu import Drained, Gpus, Look, Sampler, Vendor
-from ttftprof.sources.gpu_schedule import PERIOD_NS, SLOW_PERIOD_NS, Alarm, Pace, Schedule
+from ttftprof.sources.gpu_schedule import (
+    PERIOD_NS,
+    REST_EVERY,
+    SLOW_PERIOD_NS,
+    Alarm,
+    Motion,
+    Pace,
+    Schedule,
+)
 from workloads.busy import busy_machine
 from workloads.pace import slowness
 
@@ -79,7 +87,7 @@ def test_lateness_is_recorded_and_not_handed_on() -> None:
     schedule = Schedule(clock(), PERIOD_NS)
     for late_ms in (0, 3, 0, 50, 1):
         clock.ns = schedule.due_ns + late_ms * NS_PER_MS
-        sampler.sample(schedule, schedule.tick)
+        sampler.sample(schedule, schedule.tick, sampler._alive)
     rows = sampler.drain().rows
     assert (rows["late_ns"] // NS_PER_MS).tolist() == [0, 3, 0, 50, 1]
     # Two moments passed during the one that was 50 ms late; the next are where they always were.
@@ -95,7 +103,7 @@ def test_a_slow_look_is_timed_and_costs_moments_not_the_schedule() -> None:
     schedule = Schedule(clock(), PERIOD_NS)
     began = schedule.due_ns
     vendor.takes_ms = 45
-    sampler.sample(schedule, 0)
+    sampler.sample(schedule, 0, sampler._alive)
     assert sampler.drain().rows["took_ns"].tolist() == [45 * NS_PER_MS]
     assert schedule.due_ns == began + 3 * PERIOD_NS
 
@@ -115,6 +123,133 @@ def test_an_alarm_wakes_at_moments_that_are_still_to_come() -> None:
         alarm.wait()
         assert now_ns() >= before
     assert schedule.missed >= 2
+
+
+def test_an_alarm_that_is_set_to_every_second_moment_keeps_the_grid() -> None:
+    period_ns = 5 * NS_PER_MS
+    schedule = Schedule(now_ns() + period_ns, period_ns)
+    began_ns, ticks = schedule.due_ns, []
+    with Alarm(schedule) as alarm:
+        for every in (1, 1, 2, 2, 1, 1):
+            alarm.wait(every)
+            assert now_ns() >= schedule.due_ns
+            ticks.append(schedule.tick)
+            schedule.passed(schedule.due_ns, every)
+            assert schedule.due_ns == began_ns + schedule.tick * period_ns
+    assert ticks == [0, 1, 2, 4, 6, 7]
+
+
+# -- at rest and in motion ------------------------------------------------------------------------
+
+
+class Levels(Vendor):
+    """Two devices, whose memory is what it is told."""
+
+    name = "levels"
+
+    def __init__(self) -> None:
+        self.mib: list[int | None] = [0, 0]
+
+    def open(self) -> list[dict[str, Any]]:
+        return [{"index": index, "name": "levels"} for index in range(2)]
+
+    def look(self, device: int, turn: int) -> Look:
+        mib = self.mib[device]
+        return Look.of({"busy_percent": 1} if mib is None else {"used_bytes": mib * MIB})
+
+    def close(self) -> None:
+        return
+
+
+class Watch:
+    """A sampler of `Levels` on a clock of the test's, one moment after the other."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.levels = Levels()
+        self.sampler = Sampler(self.levels, clock=self.clock)
+        assert self.sampler.open()
+        self.schedule = Schedule(self.clock(), PERIOD_NS)
+        self.began_ns = self.clock()
+
+    def go_on(self, s: float) -> dict[int, list[int]]:
+        """For so long. By device, the moments' numbers at which it was looked at."""
+        until_ns = self.clock() + round(s * NS_PER_S)
+        while self.schedule.due_ns < until_ns:
+            self.clock.ns = self.schedule.due_ns
+            self.sampler.look_around(self.schedule)
+        self.clock.ns = until_ns
+        self.drained = self.sampler.drain()
+        rows = self.drained.rows
+        ticks = (rows["ns"].astype(np.int64) - self.began_ns) // PERIOD_NS
+        return {d: ticks[rows["device"] == d].tolist() for d in range(2)}
+
+
+SECOND = NS_PER_S // PERIOD_NS
+
+
+def at_rest() -> Watch:
+    watch = Watch()
+    watch.go_on(2)
+    return watch
+
+
+def test_what_rests_is_looked_at_each_40_ms_and_what_moves_each_20() -> None:
+    """From the look that sees it move to a second after it last did; the other one rests on. All
+    of it on one grid, and the recording says when it changed."""
+    watch = at_rest()
+    even = list(range(2 * SECOND, 3 * SECOND, 2))
+    assert watch.go_on(1) == {0: even, 1: even}
+    assert facts(watch.drained, "gpu_pace") == []
+    watch.levels.mib[1] = 100
+    found = watch.go_on(3)
+    first = 3 * SECOND
+    assert found[0] == list(range(first, 6 * SECOND, 2))
+    assert found[1] == [*range(first, first + SECOND), *range(first + SECOND, 6 * SECOND, 2)]
+    ms = [(ns - watch.began_ns) // NS_PER_MS for kind, ns, _ in watch.drained.facts]
+    told = [f["memory_every_ns"] // NS_PER_MS for f in facts(watch.drained, "gpu_pace")]
+    assert list(zip(ms, told, strict=True)) == [(3_000, 20), (4_000, 40)]
+
+
+def test_what_a_screen_needs_is_no_movement() -> None:
+    """Some MB, to and fro; but so little again and again comes to a load."""
+    watch = at_rest()
+    for mib in (10, 0, 10, 15):
+        watch.levels.mib[0] = mib
+        assert len(watch.go_on(0.2)[0]) == 5
+    watch.levels.mib[0] = 16
+    assert len(watch.go_on(0.2)[0]) > 7
+
+
+def test_memory_that_is_not_told_does_not_move() -> None:
+    watch = at_rest()
+    watch.levels.mib[0] = 4096
+    watch.go_on(2)
+    for mib in (None, 4096, None):
+        watch.levels.mib[0] = mib
+        assert len(watch.go_on(0.2)[0]) == 5
+
+
+def test_when_somebody_begins_to_wait_all_are_looked_at_each_20_ms(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For three seconds, or as long as memory moves; unless they are many."""
+    watch = at_rest()
+    watch.sampler.attend(is_waited_for=True)
+    assert len(watch.go_on(1)[0]) >= SECOND - 1
+    watch.sampler.attend(is_waited_for=True)  # still
+    found = watch.go_on(4)
+    assert (
+        found[0] == found[1] == [*range(3 * SECOND, 5 * SECOND), *range(5 * SECOND, 7 * SECOND, 2)]
+    )
+    watch.sampler.attend(is_waited_for=False)
+    assert len(watch.go_on(0.4)[0]) == 10
+    watch.sampler.attend(is_waited_for=True)
+    assert len(watch.go_on(0.4)[0]) >= 19
+    many = at_rest()
+    monkeypatch.setattr(gpu, "_FEW", 1)
+    many.sampler.attend(is_waited_for=True)
+    assert len(many.go_on(0.4)[0]) == 10
 
 
 # -- NVML -----------------------------------------------------------------------------------------
@@ -153,7 +288,7 @@ def opened() -> Sampler:
 def look(sampler: Sampler, times: int = 1) -> Drained:
     schedule = Schedule(now_ns(), PERIOD_NS)
     for turn in range(times):
-        sampler.sample(schedule, turn)
+        sampler.sample(schedule, turn, sampler._alive)
         schedule.due_ns = now_ns()
     return sampler.drain()
 
@@ -166,21 +301,20 @@ def test_a_device_and_its_numbers(state: State) -> None:
     state[fake_gpu.USED], state[fake_gpu.BUSY], state[fake_gpu.PID] = 3 * GIB, 37, 1234
     state[fake_gpu.PERSISTENCE] = 1
     state.link(1, 4, 8, 16)
-    drained = look(opened(), 2)
+    drained = look(opened())
     (device,) = facts(drained, "gpu")
     assert device == {
         "index": 0, "parent": None, "vendor": "nvidia", "source": "nvml", "name": "Fake GPU",
         "pci": "00000000:01:00.0", "driver": "999.88", "total_bytes": 8 * GIB,
         "persistence": True, "link_gen_max": 4, "link_width_max": 16,
     }  # fmt: skip
-    does, is_in = drained.rows
-    assert Valid(int(does["valid"])) == Valid.USED | Valid.BUSY
-    assert Valid(int(is_in["valid"])) == (
-        Valid.USED | Valid.PSTATE | Valid.LINK | Valid.CLOCKS | Valid.THROTTLE
+    (row,) = drained.rows
+    assert Valid(int(row["valid"])) == (
+        Valid.USED | Valid.BUSY | Valid.PSTATE | Valid.LINK | Valid.CLOCKS | Valid.THROTTLE
     )
-    assert (does["used_bytes"], does["busy_percent"], is_in["pstate"]) == (3 * GIB, 37, 2)
-    assert (is_in["link_gen"], is_in["link_width"], is_in["throttle"]) == (1, 8, 4)
-    assert (is_in["core_mhz"], is_in["memory_mhz"]) == (1500, 9001)
+    assert (row["used_bytes"], row["busy_percent"], row["pstate"]) == (3 * GIB, 37, 2)
+    assert (row["link_gen"], row["link_width"], row["throttle"]) == (1, 8, 4)
+    assert (row["core_mhz"], row["memory_mhz"]) == (1500, 9001)
     assert drained.process_rows[["device", "tgid", "used_bytes"]].tolist() == [(0, 1234, 3 * GIB)]
 
 
@@ -189,8 +323,7 @@ def test_a_process_is_told_when_it_changes_and_when_it_is_gone(state: State) -> 
     state[fake_gpu.PID] = 7
     for used in (MIB, MIB, 2 * MIB, 0):
         state[fake_gpu.USED] = used
-        look_at = Schedule(now_ns(), PERIOD_NS)
-        sampler.sample(look_at, 0)
+        sampler.sample(Schedule(now_ns(), PERIOD_NS), 0, sampler._alive)
     rows = sampler.drain().process_rows
     assert rows[["tgid", "used_bytes"]].tolist() == [(7, MIB), (7, 2 * MIB), (7, 0)]
 
@@ -206,7 +339,7 @@ def test_while_memory_changes_the_state_is_asked_for_whatever_the_pace(
     schedule = Schedule(now_ns(), PERIOD_NS)
     for number in range(20):
         state[fake_gpu.USED] = (min(number, 12) + 1) * MIB
-        sampler.sample(schedule, -1)
+        sampler.sample(schedule, -1, sampler._alive)
     told = sampler.drain().rows["valid"] & np.uint16(Valid.LINK) > 0
     assert np.flatnonzero(told).tolist() == [4, 9]
 
@@ -230,7 +363,7 @@ def test_what_is_not_supported_is_told_once_and_not_asked_again(
     again = look(sampler)  # at memory and processes, not at what was refused
     assert facts(again, "gpu_refused") == []
     assert not any(int(row["valid"]) & Valid.BUSY for row in first.rows if row["error_ns"] == 0)
-    assert state[fake_gpu.CALLS] - before < 5
+    assert state[fake_gpu.CALLS] - before < 12
     source = Gpus([])
     source._samplers = [sampler]
     assert source.source().state == "ok"
@@ -302,6 +435,42 @@ def test_the_links_traffic_where_it_is_not_counted(state: State) -> None:
     assert (int(row["valid"]), int(row["rx_bytes_per_s"])) == (Valid.RX | Valid.TX, 123_000_000)
 
 
+def test_a_link_that_is_measured_is_asked_for_seldom_at_rest(state: State) -> None:
+    """Again and again while memory moves, or much comes over it though no memory moves."""
+    vendor = nvml.Nvml()
+    sampler = Sampler(vendor)
+    assert sampler.open()
+    look(sampler)
+    assert [vendor.slow_every(moves) for moves in (False, True)] == [gpu.SELDOM, 1]
+    for kb_per_s, every in ((60_000, 1), (900, gpu.SELDOM)):
+        state[fake_gpu.RX] = kb_per_s
+        sampler.sample_slowly(1)
+        assert vendor.slow_every(False) == every
+    state[fake_gpu.COUNTS] = 1
+    counted = nvml.Nvml()
+    assert Sampler(counted).open()
+    assert counted.slow_every(True) == gpu.SELDOM
+
+
+def test_a_link_is_measured_as_soon_as_memory_moves(
+    running: Gpus, state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the driver's own calls, which a thread of its own makes: while nothing moves it sleeps,
+    here for half a minute, and is woken."""
+    monkeypatch.setattr(nvml, "SELDOM", 600)
+    wait_for_rows(running, 1)
+    time.sleep(2)  # what began moved
+    running.drain()
+    state[fake_gpu.USED] += GIB
+    until = now_ns() + 20 * NS_PER_S
+    while now_ns() < until:
+        (drained,) = running.drain()
+        if (drained.rows["valid"] & np.uint16(Valid.RX)).any():
+            return
+        time.sleep(0.02)
+    raise AssertionError("it slept on")
+
+
 def test_a_process_that_computes_by_drawing_calls_is_seen(state: State) -> None:
     """Vulkan's processes are among those that draw."""
     state[fake_gpu.DRAWS] = 4321
@@ -310,15 +479,12 @@ def test_a_process_that_computes_by_drawing_calls_is_seen(state: State) -> None:
 
 
 def test_memory_that_goes_from_one_process_to_another_is_told_within_50_ms(state: State) -> None:
-    """Though the sum stays: it is asked for at every other look."""
+    """Though the sum stays: it is asked for whenever all is, each 40 ms."""
     state[fake_gpu.PID], state[fake_gpu.USED] = 7, MIB
     sampler = opened()
     look(sampler, 4)
     state[fake_gpu.PID] = 8
-    schedule = Schedule(now_ns(), PERIOD_NS)
-    for turn in (4, 5):
-        sampler.sample(schedule, turn)
-    rows = sampler.drain().process_rows
+    rows = look(sampler).process_rows
     assert rows[["tgid", "used_bytes"]].tolist() == [(7, 0), (8, MIB)]
 
 
@@ -503,10 +669,10 @@ def test_dear_answers_are_asked_for_less_often() -> None:
     """Memory is looked at always; the rest as often as 0.9 % of a core allows, and more often again
     only where that will hold."""
     pace = Pace(0)
-    assert [pace.turn(tick) for tick in range(3)] == [0, 1, 2]
+    assert [pace.turn(tick) for tick in range(0, 6, REST_EVERY)] == [0, 1, 2]
     shares = [(0.02, 0.018), (0.012, 0.01), (0.006, 0.004), (0.003, 0.001)]
     assert weighed(pace, shares) == [2, 4, 4, 2]
-    assert [pace.turn(tick) for tick in range(4, 9)] == [3, -1, 4, -1, 5]
+    assert [pace.turn(tick) for tick in range(8, 18, REST_EVERY)] == [3, -1, 4, -1, 5]
 
 
 def test_where_to_wake_is_what_is_dear_all_is_asked_for_at_each_look() -> None:
@@ -516,19 +682,20 @@ def test_where_to_wake_is_what_is_dear_all_is_asked_for_at_each_look() -> None:
     assert weighed(pace, [(0.007, 0.0008), (0.0085, 0.0004), (0.011, 0.003)]) == [2, 1, 1]
 
 
-@pytest.mark.parametrize("stretch", [1, 2])
 @pytest.mark.parametrize("first", [0, 1])
-def test_a_driver_that_misses_every_other_moment_is_asked_for_all(stretch: int, first: int) -> None:
-    pace = Pace(0)
-    pace.stretch = stretch
-    assert [pace.turn(tick) for tick in range(first, 12, 2)] == [0, 1, 2, 3, 4, 5]
+def test_a_driver_that_misses_every_other_moment_is_asked_for_all(first: int) -> None:
+    pace, motion = Pace(0), Motion()
+    moments = range(first, 12, 2)
+    assert [motion.is_for_all(tick) for tick in moments] == [True] * 6
+    assert [pace.turn(tick) for tick in moments] == [0, 1, 2, 3, 4, 5]
 
 
 def test_turns_go_on_where_all_is_asked_for_less_often() -> None:
     pace = Pace(0)
-    assert [pace.turn(tick) for tick in range(100)][-1] == 99
+    assert [pace.turn(tick) for tick in range(0, 100, REST_EVERY)][-1] == 49
     pace.stretch = 4
-    assert [pace.turn(tick) for tick in range(100, 109)] == [100, *[-1] * 3, 101, *[-1] * 3, 102]
+    found = [pace.turn(tick) for tick in range(104, 122, REST_EVERY)]
+    assert found == [50, *[-1] * 3, 51, *[-1] * 3, 52]
 
 
 @pytest.mark.parametrize("counted", [0, 1])

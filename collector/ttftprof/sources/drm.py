@@ -208,22 +208,20 @@ class Drm(Vendor):
         self._tgids = tgids
 
     def look(self, device: int, turn: int) -> Look:
-        """Memory always; at a turn also who has how much of it and how busy it is, or in which
-        state it is. Raises `DeviceLost`, with the former."""
+        """Memory always, from its users where the device does not tell it; at a turn also who has
+        how much of it, how busy it is and in which state. Raises `DeviceLost`, with those."""
         card = self._cards[device]
         found: dict[str, int] = {}
-        does = turn >= 0 and turn % 2 == 0
-        if does and not os.path.exists(card.path):  # noqa: PTH110 - a third of its cost
+        if turn >= 0 and not os.path.exists(card.path):  # noqa: PTH110 - a third of its cost
             raise DeviceLost(device, "it is gone from sysfs")
-        users = self._users(card.slot, turn) if does else None
         used = card.used.number()
+        users = self._users(card.slot, turn) if turn >= 0 or used is None else None
         if used is None and users is not None:
             used = sum(user.memory_bytes for user in users.values())
         if used is not None:
             found["used_bytes"] = used
-        if users is not None:
+        if users is not None and turn >= 0:
             self._busy(device, users, found)
-        elif turn >= 0:
             card.state(found)
         processes = None if users is None else {t: u.memory_bytes for t, u in users.items()}
         return Look.of(found, processes)

@@ -24,12 +24,24 @@ from ttftprof.clock import NS_PER_S
 from ttftprof.events import Records
 from ttftprof.gpu_rows import GPU_PROCESS_ROW, GPU_ROW, Valid
 from ttftprof.recording import Source
-from ttftprof.sources.gpu_schedule import PERIOD_NS, SLOW_PERIOD_NS, Alarm, Pace, Schedule
+from ttftprof.sources.gpu_schedule import (
+    PERIOD_NS,
+    REST_EVERY,
+    SLOW_PERIOD_NS,
+    Alarm,
+    Motion,
+    Pace,
+    Schedule,
+)
 
 HUNG_NS = NS_PER_S
 NO_GPU = "no NVIDIA driver library, no other device that renders"
 UNSAMPLED = "GPU memory, utilisation and link are unknown"
 JOIN_S = 0.2
+SELDOM = 10  # of the slow schedule's moments, where nothing is to be measured
+_FEW = 2  # devices: those of which all are looked at more often when somebody waits
+_MOVES_BYTES = 16 << 20  # a change of a device's memory; what draws on a screen changes it by less
+_USED = int(Valid.USED)
 _MOST = (1 << 32) - 1
 
 
@@ -108,10 +120,9 @@ class Vendor(ABC):
     name: str
     doors: Sequence[InCall] = ()
 
-    @property
-    def slow_every(self) -> int:
+    def slow_every(self, moves: bool) -> int:
         """Of the slow schedule's moments, those at which there is something to ask."""
-        return 10
+        return SELDOM
 
     @abstractmethod
     def open(self) -> list[dict[str, Any]]:
@@ -152,6 +163,17 @@ class Drained:
     facts: list[tuple[str, int, dict[str, Any]]] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _Watched:
+    """A device that answers: its number in the recording, and what its memory did last."""
+
+    device: int
+    number: int
+    look: Callable[[int], Found]
+    used_bytes: int = -_MOVES_BYTES
+    moves_until_ns: int = 0
+
+
 class Sampler:
     """One vendor's devices. `base` is added to its device numbers."""
 
@@ -166,13 +188,12 @@ class Sampler:
         self._clock = clock
         self._stopped = False
         self._threads: list[threading.Thread] = []
-        self._alive: list[int] = []
-        self._lookers: dict[int, Callable[[int], Found]] = {}
+        self._alive: list[_Watched] = []  # never changed: another thread may go through it
         self._memory: dict[int, dict[int, int]] = {}
         self._hung: dict[int, int] = {}
         self._looking_ns = self._looking_slowly_ns = self._draining_ns = 0  # processor time
         self._asked_ns = 0  # how long the looks took at which all is asked
-        self._pace = Pace(clock())
+        self._pace, self._motion, self._every = Pace(clock()), Motion(), 1
         # Appending to and taking from a deque needs no lock: `drain` cannot be held up.
         self._rows: deque[_Sample] = deque()
         self._process_rows: deque[tuple[int, ...]] = deque()
@@ -206,33 +227,43 @@ class Sampler:
         with Alarm(schedule) as alarm:
             alarm.wait()
             while self._alive and not self._stopped:
-                self.sample(schedule, pace.turn(schedule.tick))
+                self.look_around(schedule)
                 if schedule.due_ns >= pace.due_ns:
                     self._looking_ns = time.thread_time_ns() - began_ns
                     self._weigh(schedule.due_ns)
-                alarm.wait()
+                alarm.wait(self._every)
         self._looking_ns = time.thread_time_ns() - began_ns
         if not any(door.since_ns for door in self.vendor.doors):
             self.vendor.close()
 
     def _run_slowly(self) -> None:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-        schedule = Schedule(self._clock(), SLOW_PERIOD_NS)
+        schedule, motion = Schedule(self._clock(), SLOW_PERIOD_NS), self._motion
         while self._alive and not self._stopped:
             began_ns = self._clock()
             self.sample_slowly(schedule.tick)
-            now_ns, every = self._clock(), max(self.vendor.slow_every, self._pace.stretch)
+            now_ns = self._clock()
+            every = max(self.vendor.slow_every(motion.goes_on(now_ns)), self._pace.stretch)
             self._looking_slowly_ns = time.thread_time_ns()
             # What measures for most of the time is its own pause: to sleep for the rest costs more.
             pauses = every > 1 or now_ns - began_ns < SLOW_PERIOD_NS // 2
             if pauses or now_ns >= schedule.due_ns:
                 schedule.passed(now_ns, every)
             if pauses:
-                time.sleep((schedule.due_ns - now_ns) / NS_PER_S)
+                motion.began.wait((schedule.due_ns - now_ns) / NS_PER_S)
+                motion.began.clear()
 
     def _weigh(self, now_ns: int) -> None:
-        if self._pace.weigh(now_ns, self.cpu_ns, self._asked_ns):
-            self._tell("gpu_pace", {"all_every_ns": self._pace.stretch * PERIOD_NS})
+        """What could be saved: the looks at which all is asked, and what is measured by calls."""
+        asked_ns = self._asked_ns + self._looking_slowly_ns
+        if self._pace.weigh(now_ns, self.cpu_ns, asked_ns):
+            self._tell_pace()
+
+    def _tell_pace(self) -> None:
+        """How far apart looks are from now on."""
+        all_every_ns = self._pace.stretch * REST_EVERY * PERIOD_NS
+        every_ns = self._every * PERIOD_NS
+        self._tell("gpu_pace", {"memory_every_ns": every_ns, "all_every_ns": all_every_ns})
 
     @property
     def cpu_ns(self) -> int:
@@ -258,54 +289,82 @@ class Sampler:
         for fact in found:
             self.names.append(str(fact["name"]))
             self._tell("gpu", {**fact, "index": fact["index"] + self._base})
-        self._alive = [int(fact["index"]) for fact in found]
-        self._lookers = {device: self.vendor.looker(device) for device in self._alive}
+        devices = [int(fact["index"]) for fact in found]
+        self._alive = [_Watched(d, d + self._base, self.vendor.looker(d)) for d in devices]
         return True
 
-    def sample(self, schedule: Schedule, turn: int) -> None:
-        """One look at every device that still answers, then on to the next moment. Others have
-        filled the caches since the last, so each step costs ten times what it would in a loop:
-        nothing is done here that `drain` could do."""
+    def look_around(self, schedule: Schedule) -> None:
+        """At what the moment that has come is for, then on to the next."""
+        due_ns, alive = schedule.due_ns, self._alive
+        if self._motion.is_for_all(schedule.tick):
+            self.sample(schedule, self._pace.turn(schedule.tick), alive)
+        elif self._attends(due_ns):
+            self.sample(schedule, -1, alive)
+        else:
+            self.sample(schedule, -1, [one for one in alive if due_ns < one.moves_until_ns])
+
+    def _attends(self, now_ns: int) -> bool:
+        return len(self._alive) <= _FEW and self._motion.attends(now_ns)
+
+    def sample(self, schedule: Schedule, turn: int, devices: Sequence[_Watched]) -> None:
+        """One look at each, then on to the next moment. Others have filled the caches since the
+        last, so each step costs ten times what it would in a loop: nothing is done here that
+        `drain` could do."""
         first = began = self._clock()
         due = schedule.due_ns
-        for device in list(self._alive):
+        for one in devices:
             try:
-                found = self._lookers[device](turn)
+                found = one.look(turn)
             except DeviceLost as lost:
-                self._lose(device, str(lost))
+                self._lose(one, str(lost))
                 began = self._clock()
                 continue
             ended = self._clock()
-            self._rows.append((began, began - due, ended - began, device + self._base, 0, found))
+            self._rows.append((began, began - due, ended - began, one.number, 0, found))
+            used = found[1][0]
+            if found[0] & _USED and not -_MOVES_BYTES < used - one.used_bytes < _MOVES_BYTES:
+                one.used_bytes, one.moves_until_ns = used, self._motion.moved(due)
             if found[2] is not None:
-                self._note_processes(device, began, found[2])
+                self._note_processes(one.number, began, found[2])
             began = ended  # of the next
         if turn >= 0:
             self._asked_ns += began - first
-        schedule.passed(began)
+        self._go_on(schedule, began)
+
+    def _go_on(self, schedule: Schedule, now_ns: int) -> None:
+        due = schedule.due_ns
+        every = 1 if self._motion.moves(due) or self._attends(due) else REST_EVERY
+        schedule.passed(now_ns, every)
+        if every != self._every:
+            self._every = every
+            self._tell_pace()
 
     def sample_slowly(self, turn: int) -> None:
-        for device in list(self._alive):
+        for one in self._alive:
             try:
-                for ns, error_ns, look in self.vendor.look_slowly(device, turn):
-                    self._rows.append((ns, 0, 0, device + self._base, error_ns, look))
+                for ns, error_ns, look in self.vendor.look_slowly(one.device, turn):
+                    self._rows.append((ns, 0, 0, one.number, error_ns, look))
             except DeviceLost as lost:
-                self._lose(device, str(lost))
+                self._lose(one, str(lost))
 
-    def _lose(self, device: int, reason: str) -> None:
-        if device not in self._alive:
+    def _lose(self, lost: _Watched, reason: str) -> None:
+        if lost not in self._alive:
             return  # the other thread met it first
-        self._alive.remove(device)
-        self.troubles.append(f"GPU {device + self._base} was lost while recording ({reason})")
-        self._tell("gpu_lost", {"index": device + self._base, "reason": reason})
+        self._alive = [one for one in self._alive if one is not lost]
+        self.troubles.append(f"GPU {lost.number} was lost while recording ({reason})")
+        self._tell("gpu_lost", {"index": lost.number, "reason": reason})
 
-    def _note_processes(self, device: int, ns: int, now: Mapping[int, int]) -> None:
+    def attend(self, is_waited_for: bool) -> None:
+        """Whether somebody waits for what devices do, as the recorder knows it now."""
+        self._motion.attend(is_waited_for, self._clock())
+
+    def _note_processes(self, number: int, ns: int, now: Mapping[int, int]) -> None:
         """A row for each process whose memory changed, and one of 0 for each that is gone."""
-        before = self._memory.get(device, {})
+        before = self._memory.get(number, {})
         for tgid in sorted({*before, *now}):
             if before.get(tgid, 0) != now.get(tgid, 0):
-                self._process_rows.append((ns, device + self._base, tgid, now.get(tgid, 0)))
-        self._memory[device] = dict(now)
+                self._process_rows.append((ns, number, tgid, now.get(tgid, 0)))
+        self._memory[number] = dict(now)
 
     def _tell(self, kind: str, fact: dict[str, Any]) -> None:
         self._facts.append((kind, self._clock(), fact))
@@ -362,6 +421,10 @@ class Gpus:
     def follow(self, tgids: frozenset[int]) -> None:
         for sampler in self._samplers:
             sampler.vendor.follow(tgids)
+
+    def attend(self, is_waited_for: bool) -> None:
+        for sampler in self._samplers:
+            sampler.attend(is_waited_for)
 
     @property
     def cpu_ns(self) -> int:

@@ -1,5 +1,8 @@
 """When GPUs are looked at: an absolute schedule, what wakes for it, and how much is asked when.
 
+Of the schedule's moments every second one is for all devices, whatever they do; the others are for
+those that move, or for all when somebody begins to wait (`Motion`).
+
 Guarantees: a moment that was missed is left out, not made up for; to wait costs one system call.
 """
 
@@ -7,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +19,9 @@ from typing import Self
 from ttftprof.clock import NS_PER_MS, NS_PER_S
 
 PERIOD_NS = 20 * NS_PER_MS
+REST_EVERY = 2  # moments: where nothing moves
+MOVES_FOR_NS = NS_PER_S  # after it was last seen to
+ATTENDS_FOR_NS = 3 * NS_PER_S  # to a wait: what makes room for it does so by then
 SLOW_PERIOD_NS = 50 * NS_PER_MS
 CPU_SHARE = 0.009  # of a core, above which less is asked
 WEIGHED_EVERY_NS = NS_PER_S // 2
@@ -34,13 +41,12 @@ class Schedule:
 
     def passed(self, now_ns: int, every: int = 1) -> None:
         """On to the next moment to come whose number is a multiple of `every`."""
-        if now_ns - self.due_ns < self.period_ns and every == 1:  # as it should be
-            self.tick += 1
-            self.due_ns += self.period_ns
-            return
-        steps = max((now_ns - self.due_ns) // self.period_ns, 0) + 1
-        self.missed += steps - 1
-        steps += -(self.tick + steps) % every
+        late_ns, steps = now_ns - self.due_ns, 1
+        if late_ns >= self.period_ns:
+            steps += late_ns // self.period_ns
+            self.missed += steps - 1
+        if every > 1:
+            steps += -(self.tick + steps) % every
         self.tick += steps
         self.due_ns += steps * self.period_ns
 
@@ -54,20 +60,28 @@ class Alarm:
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
-        self._reached = schedule.tick  # the number of the next moment that the timer will tell
+        self._reached = self._every = 0
         self._fd = _LIBC.timerfd_create(_CLOCK_MONOTONIC, os.O_CLOEXEC)
+        self._set(1)
+
+    def _set(self, every: int) -> None:
+        schedule = self._schedule
+        self._every = every
+        self._reached = schedule.tick  # the number of the next moment that the timer will tell
         period, first = (
-            divmod(ns, NS_PER_S) for ns in (schedule.period_ns, max(schedule.due_ns, 1))
+            divmod(ns, NS_PER_S) for ns in (every * schedule.period_ns, max(schedule.due_ns, 1))
         )
         setting = (ctypes.c_long * 4)(*period, *first)
         if self._fd < 0 or _LIBC.timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, setting, None):
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
 
-    def wait(self) -> None:
-        """Until the moment that is due has come."""
+    def wait(self, every: int = 1) -> None:
+        """Until the moment that is due has come; after it, each `every`th will do."""
+        if every != self._every:
+            self._set(every)
         while self._reached <= self._schedule.tick:
-            self._reached += int.from_bytes(os.read(self._fd, 8), "little")
+            self._reached += self._every * int.from_bytes(os.read(self._fd, 8), "little")
 
     def __enter__(self) -> Self:
         return self
@@ -76,11 +90,53 @@ class Alarm:
         os.close(self._fd)
 
 
-class Pace:
-    """At which looks all is asked: at each, or at fewer where answers are dear, be it for the
-    driver, or because others on the machine leave nothing in its caches.
+class Motion:
+    """Whether it matters to look again soon: memory of a device moved a moment ago, or somebody
+    began to wait for what devices do. `attend` may be called by another thread."""
 
-    Memory is looked at on every moment of the schedule.
+    def __init__(self) -> None:
+        self._attends_until_ns = self._moves_until_ns = self._all_tick = 0
+        self._is_waited_for = False
+        self.began = threading.Event()  # for who sleeps while nothing moves
+
+    def attend(self, is_waited_for: bool, now_ns: int) -> None:
+        """Whether somebody waits now."""
+        if is_waited_for and not self._is_waited_for:
+            self._tell(now_ns)
+            self._attends_until_ns = now_ns + ATTENDS_FOR_NS
+        self._is_waited_for = is_waited_for
+
+    def moved(self, now_ns: int) -> int:
+        """Memory of a device did. Until when it is said to move."""
+        self._tell(now_ns)
+        self._moves_until_ns = now_ns + MOVES_FOR_NS
+        return self._moves_until_ns
+
+    def _tell(self, now_ns: int) -> None:
+        if not self.goes_on(now_ns):
+            self.began.set()
+
+    def moves(self, now_ns: int) -> bool:
+        return now_ns < self._moves_until_ns
+
+    def attends(self, now_ns: int) -> bool:
+        return now_ns < self._attends_until_ns
+
+    def goes_on(self, now_ns: int) -> bool:
+        return self.moves(now_ns) or self.attends(now_ns)
+
+    def is_for_all(self, tick: int) -> bool:
+        """Whether all devices are looked at, whatever they do. A driver that takes so long that it
+        misses every other moment is asked at the ones that are left."""
+        if tick < self._all_tick:
+            return False
+        self._all_tick = (tick // REST_EVERY + 1) * REST_EVERY
+        return True
+
+
+class Pace:
+    """At which looks all is asked: at each that is for all devices, or at fewer where answers are
+    dear, be it for the driver, or because others on the machine leave nothing in its caches.
     """
 
     def __init__(self, now_ns: int) -> None:
@@ -95,7 +151,8 @@ class Pace:
         moment's, a driver that misses every other moment would be asked for half of all only."""
         if tick < self._due_tick:
             return -1
-        self._due_tick = (tick // self.stretch + 1) * self.stretch
+        step = self.stretch * REST_EVERY
+        self._due_tick = (tick // step + 1) * step
         self._turns += 1
         return self._turns - 1
 

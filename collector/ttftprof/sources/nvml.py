@@ -16,12 +16,12 @@ from typing import Any
 
 from ttftprof.clock import measure_offset
 from ttftprof.engines.driver_calls import places_of
-from ttftprof.sources.gpu import UNSAMPLED, DeviceLost, Found, GpuAbsent, Look, Vendor
+from ttftprof.sources.gpu import SELDOM, UNSAMPLED, DeviceLost, Found, GpuAbsent, Look, Vendor
 from ttftprof.sources.nvml_device import AskedDevice
 from ttftprof.sources.nvml_door import Device, Door, Question
 
 LIBRARY = "libnvidia-ml.so.1"
-_SAMPLES_EVERY = 10  # slow looks
+_BUSY_BYTES_PER_S = 16_000_000  # received: a load, be it of a slow disk; no token needs so much
 
 
 def find() -> Vendor | None:
@@ -148,8 +148,7 @@ class Nvml(Vendor):
     # -- again and again --------------------------------------------------------------------
 
     def look(self, device: int, turn: int) -> Look:
-        """Memory always; at a turn also what the device does, or in which state it is; whose the
-        memory is at every other turn, and when it has changed."""
+        """Memory always; at a turn all, and whose the memory is; that also when it changes."""
         return Look(*self._asked[device].look(turn))
 
     def looker(self, device: int) -> Callable[[int], Found]:
@@ -159,11 +158,11 @@ class Nvml(Vendor):
         """What a look at that turn asks while memory rests."""
         return self._asked[device].questions(turn)
 
-    @property
-    def slow_every(self) -> int:
-        """Seldom where no link has to be measured."""
-        measured = (d for d, asked in self._asked.items() if not asked.traffic.is_counted)
-        return 1 if any(self._rates[d].can_be_had for d in measured) else _SAMPLES_EVERY
+    def slow_every(self, moves: bool) -> int:
+        """Seldom where no link has to be measured, or nothing comes over it."""
+        measured = (self._rates[d] for d, one in self._asked.items() if not one.traffic.is_counted)
+        goes_on = any(rates.can_be_had and (moves or rates.is_busy) for rates in measured)
+        return 1 if goes_on else SELDOM
 
     def look_slowly(self, device: int, turn: int) -> Iterator[tuple[int, int, Look]]:
         """(ns, error, look) of what may block: the link's traffic where there are no counts (NVML
@@ -174,7 +173,7 @@ class Nvml(Vendor):
             if rates:
                 yield self._clock(), 0, Look.of(rates)
         if turn >= self._samples_at.get(device, 0):
-            self._samples_at[device] = turn + _SAMPLES_EVERY
+            self._samples_at[device] = turn + SELDOM
             yield from self._samples(self._devices[device])
 
     def _samples(self, device: Device) -> Iterator[tuple[int, int, Look]]:
@@ -233,6 +232,11 @@ class LinkRates:
     @property
     def can_be_had(self) -> bool:
         return bool(self._questions)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether much came when it was last measured: a load may go on while no memory moves."""
+        return self._answers["rx_bytes_per_s"].value * 1000 >= _BUSY_BYTES_PER_S
 
     def ask(self) -> dict[str, int]:
         """Bytes per second, of what the device tells. Raises `DeviceLost`."""

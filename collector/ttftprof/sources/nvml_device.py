@@ -21,7 +21,7 @@ _COMPUTING = "nvmlDeviceGetComputeRunningProcesses_v3"
 _DRAWING = "nvmlDeviceGetGraphicsRunningProcesses_v3"
 _MEMORY_2 = 0x02000028  # nvmlMemory_v2: version 2, 40 bytes
 _STATE_EVERY = 5  # looks, while memory changes: a load is to be known with its link and clocks
-_DRAWING_EVERY = 20  # turns, where none did
+_DRAWING_EVERY = 10  # turns, where none did
 _RECEIVED, _SENT = 198, 197  # NVML_FI_DEV_PCIE_COUNT_…_BYTES, of the whole device, as it sees them
 _TRAFFIC = int(Valid.RX | Valid.TX)
 _PSTATE = int(Valid.PSTATE)
@@ -226,9 +226,8 @@ class AskedDevice:
         counts = [self.traffic.question] if self.traffic.question is not None else []
         is_in = (*_IS_IN, *(() if persists is None else _PERSISTENCE))
         self._memory, self._state = _Round.of(memory), _Round.of(self._asked(is_in))
-        self._does = _Round.of([*memory, *self._asked(_DOES), *counts])
-        self._is_in = _Round.of([*memory, *self._state.questions])
-        self._used: int | None = None  # at the last look
+        self._all = _Round.of([*memory, *self._asked(_DOES), *counts, *self._state.questions])
+        self._used = -1  # at the last look
         self._moved = False  # it had changed since the one before
         self._since_state = 0  # looks
 
@@ -244,33 +243,33 @@ class AskedDevice:
 
     def questions(self, turn: int) -> tuple[Question, ...]:
         """What a look at that turn asks while memory rests."""
-        if turn & 1:
-            return self._is_in.questions
-        return self._does.questions + self._processes.questions
+        if turn < 0:
+            return self._memory.questions
+        return self._all.questions + self._processes.questions
 
     def look(self, turn: int) -> Found:
-        """Memory always; at a turn also what the device does, or in which state it is; whose the
-        memory is at each turn of the former, and when it has changed. Raises `DeviceLost`."""
-        does, is_in = turn >= 0 and not turn & 1, turn >= 0 and turn & 1
-        asked = self._does if does else self._is_in if is_in else self._memory
+        """Memory; at a turn all else, too. Raises `DeviceLost`."""
+        asked = self._all if turn >= 0 else self._memory
         failed = self._put(asked.questions)
         valid = self._without(asked, failed) if failed else asked.good_for
-        used, moved = self._answers.used, self._moved
-        if used != self._used:
-            self._used, self._moved = used, True
-        else:
-            self._moved = False
-        moves = moved or self._moved  # a driver may tell of the process a little later
-        self._since_state = 0 if is_in else self._since_state + 1
-        if moves and self._since_state >= _STATE_EVERY:
+        used, moves = self._answers.used, self._moved
+        self._moved = used != self._used
+        self._used = used
+        if turn < 0 and not self._moved and not moves:
+            return valid, (used, 0, 0, 0, 0, 0, 0, 0, 0, 0), None
+        return self._look_on(turn, valid)
+
+    def _look_on(self, turn: int, valid: int) -> Found:
+        """Whose the memory is, at a turn and where it changes or did at the look before, for a
+        driver may tell of the process a little later; there the state, too, if it is long ago."""
+        self._since_state = 0 if turn >= 0 else self._since_state + 1
+        if self._since_state >= _STATE_EVERY:
             failed = self._put(self._state.questions)
             valid |= self._without(self._state, failed)
             self._since_state = 0
-        rates = self._traffic() if does and self.traffic.is_counted else None
-        processes = None
-        if does or moves:
-            processes = self._processes.ask(does and not turn % _DRAWING_EVERY)
-        if is_in and self._answers.persistence != self._persists:
+        rates = self._traffic() if turn >= 0 and self.traffic.is_counted else None
+        processes = self._processes.ask(turn >= 0 and not turn % _DRAWING_EVERY)
+        if self._answers.persistence != self._persists:
             self._note_persistence()
         numbers = _NUMBERS.unpack_from(self._answers)
         if numbers[_PSTATE_AT] >= _PSTATES:
@@ -303,9 +302,9 @@ class AskedDevice:
         """Half a pair is good for nothing, either."""
         if refused is self.traffic.question:
             self.traffic.is_counted = False
-        self._memory, self._state, self._does, self._is_in = (
+        self._memory, self._state, self._all = (
             _Round.of(q for q in asked.questions if not _goes_with(q, refused))
-            for asked in (self._memory, self._state, self._does, self._is_in)
+            for asked in (self._memory, self._state, self._all)
         )
 
 
