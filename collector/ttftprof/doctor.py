@@ -25,7 +25,7 @@ from ttftprof.errors import NotPermitted, TtftprofError
 from ttftprof.kernel import libbpf
 from ttftprof.kernel.confinement import guards
 from ttftprof.kernel.headers import bcc_folder, has_headers
-from ttftprof.kernel.permission import NEEDED, effective_capabilities
+from ttftprof.kernel.permission import NEEDED, check_permitted, effective_capabilities
 from ttftprof.kernel.session import (
     MINIMUM,
     MINIMUM_KERNEL,
@@ -124,7 +124,7 @@ class Diagnosis:
     @property
     def _without_probes(self) -> str:
         """What records here; what is asked before anything is touched makes it go on by itself."""
-        asked = set(self.obstacles) <= {"root", "process ids"}
+        asked = {"root", "process ids", "lockdown"}.intersection(self.obstacles)
         return "ttftprof record" if asked else "ttftprof record --loader proc"
 
     def as_json(self) -> dict[str, Any]:
@@ -359,6 +359,7 @@ def try_probes() -> dict[str, ProbeState]:
 
     Raises `TtftprofError` or `BpfError` where nothing can be loaded.
     """
+    check_permitted()
     session = ProbeSession(Settings(event_ring_bytes=_SMALL_RING_BYTES, text_ring_bytes=4096))
     try:
         session.load()

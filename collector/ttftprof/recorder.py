@@ -44,6 +44,7 @@ from ttftprof.events import (
     dev_numbers,
 )
 from ttftprof.governor import BUDGET, PYTHON, RECORDER, SLOWER, TICK_HZ, Decision, Governor
+from ttftprof.kernel.confinement import guards
 from ttftprof.kernel.ring import TextHead
 from ttftprof.kernel.session import ProbeSession
 from ttftprof.kernel.statistics import ALL_OF_WINDOWS, Windows
@@ -221,7 +222,7 @@ class Recorder:
         for name in self.target.successors:
             self.session.take_successors(name, self.target.successors_in)
         self.session.seed(self.target.pids)
-        self.session.await_modules()
+        self.session.keep_helpers()
         if self._windows is not None:
             self._windows.begin()
         self._threads = SlotReader(self.session.threads, THREAD_ROW)
@@ -736,6 +737,8 @@ class Recorder:
         jump = self._clocks.moved()
         if jump is not None:
             self.writer.add_fact("clock_jump", ns, asdict(jump))
+            if jump.suspended_ns > 0:
+                self.session.follow_cpus(after_suspend=True)
 
     def _note_own_cost(self, ns: int) -> None:
         if ns >= self._next_own_ns:
@@ -863,13 +866,24 @@ class Recorder:
         if self._states() != self._told:
             self.write_states()
 
+    def _marks_state(self, ok: Source) -> Source:
+        """What became of the calls of libraries; of one that may not be read, nobody knows whether
+        it has any."""
+        libraries = self._libraries
+        state = ok if libraries.attached else _NO_MARKS
+        if not libraries.hidden:
+            return state
+        by = "".join(f"; in force on ttftprof: {guard.what}" for guard in guards())
+        kind = "degraded" if libraries.attached else "absent"
+        return replace(_NO_MARKS, state=kind, reason=f"{libraries.hidden}{by}")
+
     def _states(self) -> tuple[list[Source], dict[str, int]]:
         sources = {
             state.name: Source(state.name, state.state, state.reason, state.lost)
             for state in self.session.states_for(self._fstypes)
         }
-        if sources["marks"].state == "ok" and not self._libraries.attached:
-            sources["marks"] = _NO_MARKS
+        if sources["marks"].state == "ok":
+            sources["marks"] = self._marks_state(sources["marks"])
         lost = dict(zip(LOST, self.session.lost(), strict=False))
         return [*sources.values(), self._gpus.source(), self._python.source()], lost
 

@@ -344,6 +344,10 @@ def test_a_cpu_that_comes_on_is_looked_at_from_then_on(
         await_more_ticks(probes)
         state = probes.states["cpu"]
         assert f"CPU {last} is looked at since" in state.reason
+        probes.follow_cpus(after_suspend=True)  # each, though none seems to have been off
+        await_more_ticks(probes)
+        assert state.reason.count("the machine was suspended") == 0
+        assert probes.states["cpu"].reason.count("the machine was suspended") == len(everyone)
     finally:
         probes.close()
         spinning.kill()

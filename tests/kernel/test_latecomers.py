@@ -67,7 +67,7 @@ def test_reads_are_seen_once_the_module_is_there(
     try:
         probes.load()
         probes.attach()
-        probes.await_modules()
+        probes.keep_helpers()
         absent = probes.states_for(["fuse.slow"])[FUSE]
         with mounted(fuse_binary, tmp_path / "mnt", delay_us=100) as daemon:
             reader = subprocess.Popen(
@@ -99,7 +99,7 @@ def test_what_was_read_before_is_said_to_be_missing(load_fuse: Callable[[], None
     try:
         probes.load()
         probes.attach()
-        probes.await_modules()
+        probes.keep_helpers()
         load_fuse()
         until_attached(probes, used=("fuse.slow",))
         state = probes.states_for(["fuse.slow"])[FUSE]
@@ -118,7 +118,7 @@ def test_a_module_without_types_is_said_to_have_none(
     try:
         probes.load()
         probes.attach()
-        probes.await_modules()
+        probes.keep_helpers()
         load_fuse()
         until = time.monotonic() + TIMEOUT_S
         state = absent = probes.states_for(["fuse.slow"])[FUSE]

@@ -300,7 +300,7 @@ def test_a_module_that_comes_later_needs_no_types(
         found.attach()
         before = found.states_for(["ext4"])[number]
         found.seed([reader.pid])
-        found.await_modules()
+        found.keep_helpers()
         loaded.touch()
         began = time.monotonic()
         while found.states_for(["ext4"])[number].state == "absent":

@@ -61,7 +61,7 @@ def attach(target: Path, tgid: int) -> None:
         if section == "perf_event":
             for cpu in online_cpus():
                 fd = libbpf.open_clock_event(cpu, Settings().tick_hz)
-                libbpf.present("tick", lib.bpf_program__attach_perf_event(program, fd))
+                libbpf.attach_event(program, fd)
         elif section == "iter/task":
             libbpf.iterate(program)
         else:

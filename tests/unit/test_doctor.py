@@ -562,6 +562,8 @@ def test_the_verdict_says_whether_it_will_work() -> None:
     dead = Diagnosis((GOOD, POOR, FATAL))
     assert not dead.can_record
     assert "can use no probes here: root. `ttftprof record` looks at /proc" in dead.verdict
+    locked = Diagnosis((replace(FATAL, name="lockdown"), replace(FATAL, name="probes")))
+    assert "here: lockdown, probes. `ttftprof record` looks at /proc" in locked.verdict
     old = Diagnosis((GOOD, replace(FATAL, name="kernel")))
     assert "`ttftprof record --loader proc` looks at /proc" in old.verdict
 

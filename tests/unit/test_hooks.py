@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from lab.matrix.kernels import hooks
-from ttftprof.kernel import libbpf, session
+from ttftprof.kernel import libbpf
 from ttftprof.kernel.libbpf import BpfError
 from ttftprof.kernel.session import ProbeObject, ProbeSession, Settings
 from ttftprof.kernel.table import ON_ENTRY, PROBES, VARIANTS
@@ -148,10 +148,10 @@ def test_a_tick_that_cannot_be_attached_leaves_no_descriptor(
         opened.append(os.open(os.devnull, os.O_RDONLY))
         return opened[-1]
 
-    refusing = SimpleNamespace(bpf_program__attach_perf_event=lambda *_: None)
+    refusing = SimpleNamespace(bpf_program__attach_perf_event_opts=lambda *_: None)
     monkeypatch.setattr(libbpf, "open_clock_event", open_event)
     monkeypatch.setattr(libbpf, "last_words", str)
-    monkeypatch.setattr(session, "library", lambda: refusing)
+    monkeypatch.setattr(libbpf, "library", lambda: refusing)
     with pytest.raises(BpfError):
         ProbeSession(Settings())._attach_tick(libbpf.Pointer(), 1)
     with pytest.raises(OSError, match="Bad file descriptor"):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from elftools.elf.elffile import ELFFile
@@ -271,3 +273,33 @@ def test_drivers_are_probed_before_all_else(
     names = ("/a/libtorch.so", "/b/libcuda.so.1 (deleted)", "/c/libllama.so", "/d/libamdhip64.so.6")
     marks.scan(7, fake_proc(tmp_path, *(mapping(n, inode=i) for i, n in enumerate(names))))
     assert order == [names[1], names[3], names[0], names[2]]
+
+
+@pytest.mark.parametrize(
+    ("forbidden", "said"),
+    [("maps", "what pid 7 maps may not be read"), ("libx.so", "/lib/libx.so may not be read")],
+)
+def test_what_may_not_be_looked_at_is_not_said_to_have_nothing(
+    forbidden: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a security module, which root is not above."""
+    process = tmp_path / "7"
+    (process / "root/lib").mkdir(parents=True)
+    (process / "maps").write_text("10000-20000 r-xp 00000000 08:01 77 /lib/libx.so\n")
+    (process / "root/lib/libx.so").write_bytes(b"no ELF file")
+
+    def asked() -> str:
+        marks = LibraryMarks(lambda *_: None, lambda *_: None, lambda *_: None)
+        marks.scan(7, tmp_path)
+        return marks.hidden
+
+    assert asked() == ""
+    opened = Path.open
+
+    def refusing(path: Path, *arguments: Any, **named: Any) -> Any:
+        if path.name == forbidden:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, "open", refusing)
+    assert asked() == f"{said}: Permission denied"

@@ -8,6 +8,7 @@ import pytest
 
 from ttftprof.errors import NotPermitted
 from ttftprof.kernel import permission
+from ttftprof.kernel.confinement import locked_down
 
 
 def refusal(monkeypatch: pytest.MonkeyPatch, **here: object) -> NotPermitted:
@@ -16,6 +17,7 @@ def refusal(monkeypatch: pytest.MonkeyPatch, **here: object) -> NotPermitted:
         "lacking_capabilities": list,
         "has_host_pids": lambda: True,
         "is_wsl": lambda: False,
+        "locked_down": lambda: iter(()),
     }
     for name, value in (facts | here).items():
         monkeypatch.setattr(permission, name, value)
@@ -37,6 +39,17 @@ def test_missing_capabilities_are_named_with_the_options_that_give_them(
 
 def test_a_container_is_told_of_the_hosts_process_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--pid=host" in refusal(monkeypatch, has_host_pids=lambda: False).next_step
+
+
+def test_a_kernel_that_is_locked_down_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Before any probe is loaded: the kernel refuses them one by one, as if they were wrong."""
+    (tmp_path / "sys/kernel/security").mkdir(parents=True)
+    (tmp_path / "sys/kernel/security/lockdown").write_text("none integrity [confidentiality]\n")
+    error = refusal(monkeypatch, locked_down=lambda: locked_down(tmp_path))
+    assert "lockdown in confidentiality mode" in error.message
+    assert "boot without lockdown=confidentiality" in error.next_step
 
 
 def test_wsl_is_told_what_no_option_of_a_container_changes(monkeypatch: pytest.MonkeyPatch) -> None:

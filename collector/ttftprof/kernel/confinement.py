@@ -25,7 +25,7 @@ class Guard:
 
 def guards(root: Path = Path("/")) -> list[Guard]:
     """Those in force on this process, which need not forbid anything."""
-    looks = (_seccomp, _lockdown, _selinux, _apparmor)
+    looks = (_seccomp, locked_down, _selinux, _apparmor)
     return [guard for look in looks for guard in look(root)]
 
 
@@ -38,7 +38,8 @@ def _seccomp(root: Path) -> Iterator[Guard]:
         )
 
 
-def _lockdown(root: Path) -> Iterator[Guard]:
+def locked_down(root: Path = Path("/")) -> Iterator[Guard]:
+    """The kernel itself, to everyone."""
     if "[confidentiality]" in _read(root / "sys/kernel/security/lockdown"):
         yield Guard(
             "kernel lockdown in confidentiality mode",

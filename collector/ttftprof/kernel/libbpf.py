@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 from ttftprof.errors import Unsupported
 from ttftprof.packages import install_command, libbpf_packages
@@ -50,6 +51,12 @@ class UprobeOpts(c.Structure):
         ("func_name", c.c_char_p),
         ("attach_mode", c.c_int),
     )
+
+
+class PerfEventOpts(c.Structure):
+    """struct bpf_perf_event_opts, up to what is used."""
+
+    _fields_ = (("sz", c.c_size_t), ("bpf_cookie", c.c_uint64))
 
 
 class OpenOpts(c.Structure):
@@ -133,7 +140,10 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "bpf_program__set_expected_attach_type": (c.c_int, (Pointer, c.c_int)),
     "bpf_program__attach": (Pointer, (Pointer,)),
     "bpf_program__attach_iter": (Pointer, (Pointer, Pointer)),
-    "bpf_program__attach_perf_event": (Pointer, (Pointer, c.c_int)),
+    "bpf_program__attach_perf_event_opts": (
+        Pointer,
+        (Pointer, c.c_int, c.POINTER(PerfEventOpts)),
+    ),
     "bpf_program__attach_uprobe_opts": (
         Pointer,
         (Pointer, c.c_int, c.c_char_p, c.c_size_t, c.POINTER(UprobeOpts)),
@@ -375,7 +385,10 @@ class _PerfAttr(c.Structure):
         ("sample_type", c.c_uint64),
         ("read_format", c.c_uint64),
         ("flags", c.c_uint64),
-        ("rest", c.c_uint64 * 8),
+        ("wakeup_and_breakpoint_type", c.c_uint64),
+        ("uprobe_path", c.c_uint64),  # config1
+        ("probe_offset", c.c_uint64),  # config2
+        ("rest", c.c_uint64 * 5),
     )
 
 
@@ -401,6 +414,42 @@ def open_clock_event(cpu: int, hz: int) -> int:
         sample=hz,
         flags=_PERF_FLAG_FREQ,
     )
+    return _perf_event_open(attr, cpu)
+
+
+def attach_event(program: Pointer, fd: int, cookie: int = 0) -> Pointer:
+    """The link of a program to a perf descriptor, which it owns; one that cannot be is closed."""
+    opts = PerfEventOpts(c.sizeof(PerfEventOpts), cookie)
+    link = library().bpf_program__attach_perf_event_opts(program, fd, c.byref(opts))
+    try:
+        return present("attach an event", link)
+    except BpfError:
+        os.close(fd)
+        raise
+
+
+_UPROBES = Path("/sys/bus/event_source/devices/uprobe")
+
+
+def open_uprobe_event(path: str, offset: int, on_return: bool) -> int:
+    """A perf descriptor of a place in a file, in whatever process."""
+    name = c.create_string_buffer(os.fsencode(path))
+    try:
+        number = int((_UPROBES / "type").read_text())
+        [bit] = re.findall(r"config:(\d+)", (_UPROBES / "format/retprobe").read_text())
+    except (OSError, ValueError) as error:
+        raise BpfError("the kernel's uprobes", errno.EOPNOTSUPP) from error
+    attr = _PerfAttr(
+        type=number,
+        size=c.sizeof(_PerfAttr),
+        config=on_return << int(bit),
+        uprobe_path=c.addressof(name),
+        probe_offset=offset,
+    )
+    return _perf_event_open(attr, 0)
+
+
+def _perf_event_open(attr: _PerfAttr, cpu: int) -> int:
     number = _NR_PERF_EVENT_OPEN[platform.machine()]
     fd = int(_libc.syscall(number, c.byref(attr), -1, cpu, -1, _PERF_FLAG_FD_CLOEXEC))
     if fd < 0:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ttftprof.errors import NotPermitted
+from ttftprof.kernel.confinement import locked_down
 from ttftprof.sources.processes import has_host_pids
 
 # Numbers: include/uapi/linux/capability.h (the same everywhere).
@@ -77,6 +78,8 @@ def check_permitted() -> None:
         )
     if not has_host_pids():
         raise _own_pids()
+    for guard in locked_down():  # else programs are refused one by one, as if they were wrong
+        raise NotPermitted(f"{guard.what} shows its memory to no probe", guard.remedy)
 
 
 def _own_pids() -> NotPermitted:

@@ -34,7 +34,7 @@ from ttftprof.events import (
     Records,
     RemoteFlag,
 )
-from ttftprof.kernel import libbpf, privilege
+from ttftprof.kernel import libbpf, perf_events, privilege
 from ttftprof.kernel.confinement import guards
 from ttftprof.kernel.headers import compiled_types
 from ttftprof.kernel.held import held_files
@@ -270,6 +270,7 @@ class ProbeSession:
         self._missing: dict[str, str] = {}  # programs with nothing to attach to, and why
         self._awaited: set[str] = set()  # modules that would bring it
         self._latecomers: Latecomers | None = None
+        self._opener: perf_events.Opener | None = None
         self._late: dict[str, int] = {}  # programs attached since: their descriptors
         self._attached_ns = 0
 
@@ -542,11 +543,16 @@ class ProbeSession:
     def begin(self) -> None:
         """All that runs beside this process runs already."""
 
-    def await_modules(self) -> None:
-        """From now on probes of modules that are not loaded yet are attached when they are. To be
-        called after `attach`, while this process has one thread."""
-        if not self._awaited:
-            return
+    def keep_helpers(self) -> None:
+        """What needs more rights than are kept has small processes from now on: probes of modules
+        that are not loaded yet are attached when they are, events are opened. To be called after
+        `attach`, while this process has one thread."""
+        if perf_events.are_for_admin_only():
+            self._opener = perf_events.Opener()
+        if self._awaited:
+            self._await_modules()
+
+    def _await_modules(self) -> None:
         kept = [*self._maps.values()]
         if self._types is None:
             self._latecomers = Latecomers(self._awaited, self._attach_late, kept)
@@ -633,38 +639,41 @@ class ProbeSession:
             self._attach_tick(program, cpu)
 
     def _attach_tick(self, program: Pointer, cpu: int) -> None:
-        fd = libbpf.open_clock_event(cpu, self._tick_hz)
-        link = library().bpf_program__attach_perf_event(program, fd)
-        try:
-            link = libbpf.present("attach ticks", link)
-        except BpfError:
-            os.close(fd)  # it is tried again once a second
-            raise
-        self._tick_fds[cpu] = fd  # the link owns it from here on
-        self._loaded.named_links[f"tick {cpu}"] = link
+        fd = self._clock_event(cpu)
+        self._loaded.named_links[f"tick {cpu}"] = libbpf.attach_event(program, fd)
+        self._tick_fds[cpu] = fd  # the link owns it
 
-    def follow_cpus(self) -> None:
+    def _clock_event(self, cpu: int) -> int:
+        try:
+            return libbpf.open_clock_event(cpu, self._tick_hz)
+        except BpfError as error:
+            if error.errno != errno.EACCES or self._opener is None:
+                raise
+            return self._opener.clock(cpu, self._tick_hz)
+
+    def follow_cpus(self, after_suspend: bool = False) -> None:
         """Ticks on CPUs that were switched on since the last look; the kernel ends for good those
-        of one that is switched off. To be called now and then."""
+        of one that is switched off. To be called now and then, and after a suspend, for which all
+        but one go off and come on again faster than anybody looks."""
         if not self._tick_fds:
             return
         online = set(online_cpus())
-        for cpu in self._tick_fds.keys() - online:
+        for cpu in self._tick_fds.keys() - (set() if after_suspend else online):
             del self._tick_fds[cpu]
             library().bpf_link__destroy(self._loaded.named_links.pop(f"tick {cpu}"))
         for cpu in sorted(online - self._tick_fds.keys()):
-            self._follow_cpu(cpu)
+            self._follow_cpu(cpu, "the machine was suspended" if after_suspend else "it came on")
 
-    def _follow_cpu(self, cpu: int) -> None:
+    def _follow_cpu(self, cpu: int, why: str) -> None:
         before = self.states["cpu"]
         try:
             self._attach_tick(self._loaded.programs[_TICK], cpu)
         except BpfError as error:
-            reason, cost = f"CPU {cpu} came on, but {error}", self._probes["cpu"].cost_of_absence
+            reason, cost = f"CPU {cpu}: {why}, but {error}", self._probes["cpu"].cost_of_absence
             degraded = ProbeState("cpu", "degraded", _joined(before.reason, reason), cost)
             self.states["cpu"] = degraded
         else:
-            since = f"CPU {cpu} is looked at since {self._since_arming(now_ns())}, when it came on"
+            since = f"CPU {cpu} is looked at since {self._since_arming(now_ns())}, when {why}"
             self.states["cpu"] = replace(before, reason=_joined(before.reason, since))
 
     def _since_arming(self, ns: int) -> str:
@@ -760,7 +769,14 @@ class ProbeSession:
         link = library().bpf_program__attach_uprobe_opts(
             program, -1, path.encode(), offset, c.byref(opts)
         )
-        self._loaded.links.append(libbpf.present(f"uprobe in {path}", link))
+        try:
+            held = libbpf.present(f"uprobe in {path}", link)
+        except BpfError as error:
+            if error.errno != errno.EACCES or self._opener is None:
+                raise
+            event = self._opener.uprobe(path, offset, on_return)
+            held = libbpf.attach_event(program, event, cookie)
+        self._loaded.links.append(held)
 
     # -- read ---------------------------------------------------------------------------------
 
@@ -806,6 +822,9 @@ class ProbeSession:
         if self._latecomers is not None:
             self._latecomers.close()
             self._latecomers = None
+        if self._opener is not None:
+            self._opener.close()
+            self._opener = None
         for fd in self._late.values():
             os.close(fd)
         self._late.clear()

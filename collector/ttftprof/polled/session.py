@@ -97,7 +97,7 @@ class PolledSession:
     def attach(self) -> None:
         """No probe has to be attached."""
 
-    def await_modules(self) -> None:
+    def keep_helpers(self) -> None:
         """Nor waited for till its module comes."""
 
     def watch_port(self, port: int, tgid: int) -> None:
@@ -272,7 +272,7 @@ class PolledSession:
     def slow_ticks(self, hz: int, reason: str, lost: str) -> None:
         """Nor slowed down."""
 
-    def follow_cpus(self) -> None:
+    def follow_cpus(self, after_suspend: bool = False) -> None:
         """Threads are looked at, wherever they run."""
 
 

@@ -50,6 +50,7 @@ class LibraryMarks:
         self._seen: set[tuple[int, int]] = set()
         self._drivers: set[tuple[int, int]] = set()  # inode and size: a device has many numbers
         self.attached = 0
+        self.hidden = ""  # what of the target could not be looked at, and why
 
     def attach_drivers(self, paths: Iterable[str] = usual_paths()) -> None:
         """Probes the GPU drivers of this machine before any process maps them."""
@@ -62,6 +63,9 @@ class LibraryMarks:
         whose first calls come within milliseconds. False if the process is gone."""
         try:
             maps = (proc / str(pid) / "maps").read_text(errors="replace")
+        except PermissionError as error:
+            self._hide(f"what pid {pid} maps", error)
+            return False
         except OSError:
             return False
         mapped = [line.split(None, 5) for line in maps.splitlines()]
@@ -117,6 +121,7 @@ class LibraryMarks:
         offsets = symbol_offsets(path, {name for mark in SYMBOL_MARKS for name in mark.symbols})
         found = [m for m in SYMBOL_MARKS if any(name in offsets for name in m.symbols)]
         if not found:
+            self._try_to_read(path, shown)
             return
         places = [(offsets[n], mark.cookie) for mark in found for n in mark.symbols if n in offsets]
         try:
@@ -126,3 +131,15 @@ class LibraryMarks:
         else:
             self.attached += len(places)
             self._on_found(shown, [mark.name for mark in found])
+
+    def _try_to_read(self, path: Path, shown: str) -> None:
+        """Whether a file has nothing that is known, or may not be looked at."""
+        try:
+            path.open("rb").close()
+        except PermissionError as error:
+            self._hide(shown, error)
+        except OSError:
+            pass  # it is gone
+
+    def _hide(self, what: str, error: OSError) -> None:
+        self.hidden = self.hidden or f"{what} may not be read: {error.strerror}"
