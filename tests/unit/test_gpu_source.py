@@ -24,7 +24,6 @@ from ttftprof.sources.gpu_schedule import (
     REST_EVERY,
     SLOW_PERIOD_NS,
     Alarm,
-    Motion,
     Pace,
     Schedule,
 )
@@ -61,7 +60,7 @@ class Slow(Vendor):
     def look(self, device: int, turn: int) -> Look:
         self.turns.append(turn)
         self.clock.move(self.takes_ms)
-        return Look.of({"used_bytes": turn})
+        return Look.of({"used_bytes": max(turn, 0)})
 
     def close(self) -> None:
         return
@@ -682,12 +681,23 @@ def test_where_to_wake_is_what_is_dear_all_is_asked_for_at_each_look() -> None:
     assert weighed(pace, [(0.007, 0.0008), (0.0085, 0.0004), (0.011, 0.003)]) == [2, 1, 1]
 
 
-@pytest.mark.parametrize("first", [0, 1])
-def test_a_driver_that_misses_every_other_moment_is_asked_for_all(first: int) -> None:
-    pace, motion = Pace(0), Motion()
-    moments = range(first, 12, 2)
-    assert [motion.is_for_all(tick) for tick in moments] == [True] * 6
-    assert [pace.turn(tick) for tick in moments] == [0, 1, 2, 3, 4, 5]
+@pytest.mark.parametrize(("first", "turns"), [(0, [0, 1, 2, 3]), (1, [0, -1, 1, 2])])
+def test_a_driver_that_misses_every_other_moment_is_asked_for_all(
+    first: int, turns: list[int]
+) -> None:
+    """Though those that are left are the ones at which others are asked for memory alone."""
+    clock = Clock()
+    vendor = Slow(clock)
+    sampler = Sampler(vendor, clock=clock)
+    assert sampler.open()
+    schedule = Schedule(clock(), PERIOD_NS)
+    vendor.takes_ms = 0 if first else 25
+    for _ in turns:
+        clock.ns = max(clock(), schedule.due_ns)
+        sampler.look_around(schedule)
+        sampler.drain()
+        vendor.takes_ms = 25
+    assert vendor.turns == turns
 
 
 def test_turns_go_on_where_all_is_asked_for_less_often() -> None:

@@ -193,7 +193,8 @@ class Sampler:
         self._hung: dict[int, int] = {}
         self._looking_ns = self._looking_slowly_ns = self._draining_ns = 0  # processor time
         self._asked_ns = 0  # how long the looks took at which all is asked
-        self._pace, self._motion, self._every = Pace(clock()), Motion(), 1
+        self._pace, self._motion = Pace(clock()), Motion()
+        self._every, self._all_tick = 1, 0  # moments; the next that is for all
         # Appending to and taking from a deque needs no lock: `drain` cannot be held up.
         self._rows: deque[_Sample] = deque()
         self._process_rows: deque[tuple[int, ...]] = deque()
@@ -293,48 +294,48 @@ class Sampler:
         self._alive = [_Watched(d, d + self._base, self.vendor.looker(d)) for d in devices]
         return True
 
-    def look_around(self, schedule: Schedule) -> None:
-        """At what the moment that has come is for, then on to the next."""
-        due_ns, alive = schedule.due_ns, self._alive
-        if self._motion.is_for_all(schedule.tick):
-            self.sample(schedule, self._pace.turn(schedule.tick), alive)
-        elif self._attends(due_ns):
-            self.sample(schedule, -1, alive)
-        else:
-            self.sample(schedule, -1, [one for one in alive if due_ns < one.moves_until_ns])
+    # Others have filled the caches since the last look, so each step in here costs ten times what
+    # it would in a loop: nothing is done that `drain` could do.
 
-    def _attends(self, now_ns: int) -> bool:
-        return len(self._alive) <= _FEW and self._motion.attends(now_ns)
+    def look_around(self, schedule: Schedule) -> None:
+        """At what the moment that has come is for, then on to the next. A driver that takes so long
+        that it misses every other moment is asked for all at the ones that are left."""
+        tick, devices, turn = schedule.tick, self._alive, -1
+        if tick >= self._all_tick:
+            self._all_tick = tick + REST_EVERY - tick % REST_EVERY
+            turn = self._pace.turn(tick)
+        elif len(devices) > 1:
+            due = schedule.due_ns
+            if len(devices) > _FEW or due >= self._motion.attends_until_ns:
+                devices = [one for one in devices if due < one.moves_until_ns]
+        self.sample(schedule, turn, devices)
 
     def sample(self, schedule: Schedule, turn: int, devices: Sequence[_Watched]) -> None:
-        """One look at each, then on to the next moment. Others have filled the caches since the
-        last, so each step costs ten times what it would in a loop: nothing is done here that
-        `drain` could do."""
-        first = began = self._clock()
-        due = schedule.due_ns
+        """One look at each, then on to the next moment."""
+        clock, motion, due = self._clock, self._motion, schedule.due_ns
+        first = began = clock()
         for one in devices:
             try:
                 found = one.look(turn)
             except DeviceLost as lost:
                 self._lose(one, str(lost))
-                began = self._clock()
+                began = clock()
                 continue
-            ended = self._clock()
+            ended = clock()
             self._rows.append((began, began - due, ended - began, one.number, 0, found))
-            used = found[1][0]
-            if found[0] & _USED and not -_MOVES_BYTES < used - one.used_bytes < _MOVES_BYTES:
-                one.used_bytes, one.moves_until_ns = used, self._motion.moved(due)
-            if found[2] is not None:
-                self._note_processes(one.number, began, found[2])
+            valid, numbers, processes = found
+            if valid & _USED and not -_MOVES_BYTES < numbers[0] - one.used_bytes < _MOVES_BYTES:
+                one.used_bytes, one.moves_until_ns = numbers[0], motion.moved(due)
+            if processes is not None:
+                self._note_processes(one.number, began, processes)
             began = ended  # of the next
         if turn >= 0:
             self._asked_ns += began - first
-        self._go_on(schedule, began)
-
-    def _go_on(self, schedule: Schedule, now_ns: int) -> None:
-        due = schedule.due_ns
-        every = 1 if self._motion.moves(due) or self._attends(due) else REST_EVERY
-        schedule.passed(now_ns, every)
+        often = due < motion.moves_until_ns or (
+            due < motion.attends_until_ns and len(self._alive) <= _FEW
+        )
+        every = 1 if often else REST_EVERY
+        schedule.passed(began, every)
         if every != self._every:
             self._every = every
             self._tell_pace()

@@ -41,11 +41,12 @@ class Schedule:
 
     def passed(self, now_ns: int, every: int = 1) -> None:
         """On to the next moment to come whose number is a multiple of `every`."""
-        late_ns, steps = now_ns - self.due_ns, 1
-        if late_ns >= self.period_ns:
-            steps += late_ns // self.period_ns
+        late_ns = now_ns - self.due_ns
+        if late_ns < self.period_ns:  # as it should be
+            steps = 1 if every == 1 else every - self.tick % every
+        else:
+            steps = 1 + late_ns // self.period_ns
             self.missed += steps - 1
-        if every > 1:
             steps += -(self.tick + steps) % every
         self.tick += steps
         self.due_ns += steps * self.period_ns
@@ -91,11 +92,11 @@ class Alarm:
 
 
 class Motion:
-    """Whether it matters to look again soon: memory of a device moved a moment ago, or somebody
+    """Until when it matters to look again soon: memory of a device moved a moment ago, or somebody
     began to wait for what devices do. `attend` may be called by another thread."""
 
     def __init__(self) -> None:
-        self._attends_until_ns = self._moves_until_ns = self._all_tick = 0
+        self.moves_until_ns = self.attends_until_ns = 0
         self._is_waited_for = False
         self.began = threading.Event()  # for who sleeps while nothing moves
 
@@ -103,35 +104,21 @@ class Motion:
         """Whether somebody waits now."""
         if is_waited_for and not self._is_waited_for:
             self._tell(now_ns)
-            self._attends_until_ns = now_ns + ATTENDS_FOR_NS
+            self.attends_until_ns = now_ns + ATTENDS_FOR_NS
         self._is_waited_for = is_waited_for
 
     def moved(self, now_ns: int) -> int:
         """Memory of a device did. Until when it is said to move."""
         self._tell(now_ns)
-        self._moves_until_ns = now_ns + MOVES_FOR_NS
-        return self._moves_until_ns
+        self.moves_until_ns = now_ns + MOVES_FOR_NS
+        return self.moves_until_ns
 
     def _tell(self, now_ns: int) -> None:
         if not self.goes_on(now_ns):
             self.began.set()
 
-    def moves(self, now_ns: int) -> bool:
-        return now_ns < self._moves_until_ns
-
-    def attends(self, now_ns: int) -> bool:
-        return now_ns < self._attends_until_ns
-
     def goes_on(self, now_ns: int) -> bool:
-        return self.moves(now_ns) or self.attends(now_ns)
-
-    def is_for_all(self, tick: int) -> bool:
-        """Whether all devices are looked at, whatever they do. A driver that takes so long that it
-        misses every other moment is asked at the ones that are left."""
-        if tick < self._all_tick:
-            return False
-        self._all_tick = (tick // REST_EVERY + 1) * REST_EVERY
-        return True
+        return now_ns < self.moves_until_ns or now_ns < self.attends_until_ns
 
 
 class Pace:
