@@ -180,7 +180,7 @@ FAULTS = (
         ),
     ),
     Row(
-        "A CPU comes on, goes off, comes on again",
+        "A CPU comes on, goes off, comes on again, by itself or for a suspend",
         "it is looked at from then on, and the source says since when",
         ("kernel/chaos.a_cpu_that_comes_on_is_looked_at_from_then_on",),
     ),
@@ -199,6 +199,14 @@ FAULTS = (
             "kernel/chaos.without_py_spy_all_else_is_recorded",
             "unit/python_stacks_source.refusals_are_told_once_they_stay",
             "unit/python_stacks_source.one_that_does_not_end_is_ended_by_force",
+        ),
+    ),
+    Row(
+        "The module of a file system is loaded while it is recorded, by either loader",
+        "its reads are the kernel's own, and the source says since when they are looked at",
+        (
+            "vm/both_loaders.either_follows_a_module_that_comes_while_it_records",
+            "vm/both_loaders.either_counts_smb_requests_as_the_kernel",
         ),
     ),
     Row(
@@ -248,10 +256,32 @@ PRIVILEGE = (
         "A capability is missing; seccomp, SELinux, AppArmor or lockdown forbids the probes",
         "it is named, with the remedy; without probes /proc is looked at",
         (
+            "vm/adverse.a_profile_that_forbids_probes_is_named_with_the_remedy",
+            "vm/adverse.what_it_names_instead_works",
+            "vm/adverse.under_lockdown_confidentiality_it_goes_on_without_probes",
             "kernel/faults.a_root_without_a_capability_is_told_which",
             "kernel/chaos.a_filter_that_forbids_bpf_is_named",
             "unit/doctor.who_forbids_the_probes_is_named_with_the_remedy",
             "kernel/without_probes.it_goes_on_with_less_and_says_so",
+        ),
+    ),
+    Row(
+        "A hardened machine: lockdown=integrity, no unprivileged BPF, no perf events, no addresses "
+        "of the kernel, no ptrace",
+        "all is recorded; what the kernel gives to CAP_SYS_ADMIN alone, a helper opens",
+        (
+            "vm/adverse.a_hardened_machine_under_lockdown_integrity_gives_all",
+            "vm/adverse.a_library_that_is_mapped_after_root_was_given_up_is_marked",
+            "kernel/perf_events.calls_of_a_library_that_comes_late_are_seen",
+            "kernel/perf_events.the_helper_says_what_it_was_refused_and_holds_nothing",
+        ),
+    ),
+    Row(
+        "A profile lets it load probes, but not look at the server or at its libraries",
+        "what may not be read is named, not said to be absent",
+        (
+            "vm/adverse.a_profile_that_forbids_looking_costs_the_calls_and_says_so",
+            "unit/libraries.what_may_not_be_looked_at_is_not_said_to_have_nothing",
         ),
     ),
     Row(
@@ -284,11 +314,10 @@ CI runs it for 15 switches, one a second: `kernel/soak.many_switches_leave_the_r
 
 ## Not tried
 
-A real suspend: this machine's would take it from everyone, and the root of the VM lies on 9P, which
-its driver does not bring back. The collector is shown clocks that jumped. A CPU was really switched
-off and on only once, by hand, in a VM of Debian's 6.1 that was booted with lockdown=integrity: the
-recording went on to its end; tests show it CPUs that come and go. AppArmor and SELinux are played
-by their files. Seccomp is real.
+SELinux is played by its files: a policy that boots Debian and confines one program is more than a
+test should carry. Seccomp, AppArmor and lockdown are real. A suspend is played by clocks
+that jumped. A CPU that goes off and comes on within a second, and not for a suspend, is not
+noticed.
 """
 
 

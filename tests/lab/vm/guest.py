@@ -1,5 +1,6 @@
 """The recordings of the VM test: network mounts read in every way, a server that goes silent, and
-some of the reads again by the other loader; then what the doctors say of machine and mounts.
+some of the reads again by a recorder that sees no BTF; then what the doctors say of machine and
+mounts.
 
 Runs in the guest: `python guest.py READER RESULTS`. What records is forked from one process: under
 emulation Python takes long to start, and a recorder gives up root. The kernel's own trace watches
@@ -8,6 +9,7 @@ the same reads.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -117,6 +119,8 @@ def main(reader: str, results: Path) -> None:
     (TRACING / "trace_clock").write_text("mono")
     (TRACING / "buffer_size_kb").write_text("4096")
     traced(True)
+    # Emulated, loading all probes takes long: beside the other's, and before SMB's module comes.
+    again = started_without_btf(reader, results)
     own_root = f"9p-mmap,{Path(reader).with_name('9p.gguf')},mmap,128"
     armed = ("--ready-file", str(results / "armed"))
     steps = ("--", reader, "steps", str(results), own_root, *STEPS)
@@ -128,33 +132,50 @@ def main(reader: str, results: Path) -> None:
     hang = ("--", reader, "hang", "/run/nfs42/model.gguf")
     recorder = started(results, "hang", "--ready-file", str(ready), *hang)
     await_file(ready)
-    # Emulated, loading all probes takes long: it is done in this silence.
-    began, again = time.monotonic(), started_by_bcc(reader, results)
     examined = told(results / "doctor.json", doctor.command)
     silence_the_server(recorder)
     os.waitpid(recorder, 0)
     os.waitpid(examined, 0)
     limits = ("--quick", "--max-bytes", "8M", "--max-seconds", "3", "-q")
     os.waitpid(told(results / "storage.json", storage.command, *limits, *EXAMINED), 0)
-    await_file(results / "bcc/armed")
-    print(f"armed by bcc after {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
     (results / "bcc/go.gguf").write_bytes(bytes(4096))
     os.waitpid(again, 0)
 
 
-def started_by_bcc(reader: str, results: Path) -> int:
+def started_without_btf(reader: str, results: Path) -> int:
     """The pid of a recorder of `AGAIN`, whose reads begin once bcc/go.gguf is there.
 
-    What bcc makes of this kernel's headers was made on the host: emulated, that takes 100 s.
+    It finds no types in the kernel, so that it has to take bcc by itself. What bcc makes of this
+    kernel's headers was made on the host: emulated, that takes 100 s.
     """
     folder = results / "bcc"
     folder.mkdir()
     types = Path(reader).with_name("types.btf").read_bytes()
-    vars(session)["compiled_types"] = lambda: types
     wanted = [step for step in STEPS if step.partition(",")[0] in AGAIN]
     steps = (reader, "steps", str(folder), f"go,{folder / 'go.gguf'},read,128", *wanted)
     armed = ("--ready-file", str(folder / "armed"))
-    return started(results, "bcc", "--loader", "bcc", *armed, "--", *steps)
+    words = ["-o", str(results / "bcc.ttft"), *ALWAYS, *armed, "--", *steps]
+
+    def record_without_btf() -> None:
+        hide("/sys/kernel/btf")
+        vars(session)["compiled_types"] = lambda: types
+        record.command.main(words, standalone_mode=False)
+
+    return apart("bcc", record_without_btf)
+
+
+def hide(folder: str) -> None:
+    """Puts an empty folder in its place, for this process and those that it starts. Mounts that
+    come later are seen: guest.sh has made all mounts shared."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    new_mounts, slave, recursive = 0x20000, 1 << 19, 1 << 14  # CLONE_NEWNS, MS_SLAVE, MS_REC
+    failed = (
+        libc.unshare(new_mounts)
+        or libc.mount(None, b"/", None, ctypes.c_ulong(slave | recursive), None)
+        or libc.mount(b"t", folder.encode(), b"tmpfs", ctypes.c_ulong(0), None)
+    )
+    if failed:
+        raise OSError(ctypes.get_errno(), f"cannot hide {folder}")
 
 
 if __name__ == "__main__":

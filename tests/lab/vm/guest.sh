@@ -12,6 +12,7 @@ echo vm >/proc/sys/kernel/hostname
 # its own code. QEMU's threaded emulation can keep the breakpoint that stands there meanwhile for good:
 # both CPUs then trap for ever at a place where memory holds no trap. On from the start, nothing is patched.
 echo 1 >/proc/sys/kernel/bpf_stats_enabled
+mount --make-rshared / # a recorder has mounts of its own, and is to see those that come
 mkdir /run/results
 # Python takes longest to start under emulation: it does so while the servers do.
 cd "$repo" || exit 1
@@ -100,10 +101,12 @@ mv /run/crypt/new /run/crypt/model.gguf
         mount -t ext4 -o ro /dev/mapper/slow /run/delay || end "no delay"
 } &
 
-# The module of SMB comes while recording runs, as with a share that is mounted then. What hooks it holds it.
+# The module of SMB comes while both recordings run, as with a share that is mounted then. Each of their hooks holds
+# it: six of either.
 await 300 test -e /run/results/armed
+await 300 test -e /run/results/bcc/armed
 modprobe cifs
-held() { [ "$(cat /sys/module/cifs/refcnt)" != 0 ]; }
+held() { [ "$(cat /sys/module/cifs/refcnt)" -ge 12 ]; }
 await 120 held
 echo 1 >/sys/kernel/tracing/events/cifs/smb3_read_enter/enable
 await 30 mount -t cifs -o guest,vers=3.1.1 //127.0.0.1/model /run/smb
