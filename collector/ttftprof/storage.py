@@ -315,17 +315,20 @@ def residency_before(
     return min(int(held["b"][0]) / pages, 1.0) if len(held) else None
 
 
-_NOTEWORTHY_SHARE = 0.01  # of a file's size
+_NOTEWORTHY_SHARE, _NOTEWORTHY_BYTES = 0.01, 1 << 20  # of a file's size, and at least
 
 
 def notes_of(files: Iterable[FileUse]) -> list[str]:
     """Where other programs read the same files meanwhile: the cache that worked was theirs."""
-    return [
-        f"other programs read {f.read_by_others_bytes / 1e6:,.0f} MB of {f.path} into the page "
-        "cache meanwhile"
-        for f in files
-        if f.read_by_others_bytes and f.read_by_others_bytes >= _NOTEWORTHY_SHARE * f.size_bytes
-    ]
+    found = []
+    for file in files:
+        others = file.read_by_others_bytes or 0
+        if others >= max(_NOTEWORTHY_SHARE * file.size_bytes, _NOTEWORTHY_BYTES):
+            found.append(
+                f"other programs read {others / 1e6:,.0f} MB of {file.path} into the page cache "
+                "meanwhile"
+            )
+    return found
 
 
 def unseen_beneath(timeline: Timeline) -> list[str]:

@@ -30,7 +30,7 @@ from ttftprof.engines.catalog import (
 )
 from ttftprof.engines.markers import SYMBOL_MARKS
 from ttftprof.errors import RecordingError
-from ttftprof.events import FILE_ROW, Kind, Records, duration_end
+from ttftprof.events import FILE_ROW, Kind, Records, dev_numbers, duration_end
 from ttftprof.gpu_facts import GpuFacts
 from ttftprof.grouping import split_by
 from ttftprof.model import OUTCOMES, Relief
@@ -730,13 +730,14 @@ def _files(
     named: dict[tuple[int, int], list[tuple[int, dict[str, Any]]]] = {}
     for ns, told in reader.facts("file"):
         named.setdefault((int(told["dev"]), int(told["ino"])), []).append((ns, told))
+    disks = {dev: facts[-1][1].get("source") for (dev, _), facts in named.items()}
     found: dict[tuple[int, int], FileFacts] = {}
     for dev, ino in sorted({*named, *parts}):
         own = parts.get((dev, ino), rows[:0])
         begins = touches.get((dev, ino), by_kind[Kind.TOUCH][:0])["start_ns"].astype(np.int64)
         facts = sorted(named.get((dev, ino), []), key=itemgetter(0))
         fact = facts[-1][1] if facts else {}
-        path = str(fact.get("path") or f"inode {ino}")
+        path = str(fact.get("path") or _nameless(dev, ino, disks))
         size = int(own["size_bytes"].max()) if len(own) else int(fact.get("size_bytes") or 0)
         found[dev, ino] = FileFacts(
             dev=dev,
@@ -757,6 +758,17 @@ def _files(
             beneath_unseen=bool(fact.get("beneath_unseen")),
         )
     return found
+
+
+def _nameless(dev: int, ino: int, disks: Mapping[int, Any]) -> str:
+    """What a file is called that no process has a path to.
+
+    A file system reads its own tables and directories as pages of its disk, which is an inode of
+    the kernel's: its number is the disk's, its device none of the machine's (major number 0).
+    """
+    if dev_numbers(dev)[0] == 0 and disks.get(ino):
+        return f"{disks[ino]}: directories and tables of its file system"
+    return f"inode {ino}"
 
 
 def _past_the_cache(

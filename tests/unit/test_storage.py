@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -188,6 +189,7 @@ def test_what_others_read_meanwhile_is_told_apart() -> None:
         "other programs read 105 MB of /models/b.gguf into the page cache meanwhile"
     ]
     assert not notes_of([used(growing(server(), foreign_pages=PAGES // 101))])
+    assert not notes_of([replace(file, size_bytes=4 * MIB, read_by_others_bytes=65_536)])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ttftprof.errors import RecordingError
-from ttftprof.events import Kind, Wait
+from ttftprof.events import Kind, Wait, kernel_dev
 from ttftprof.recording import Reader
 from ttftprof.sources.http import BEGAN_BEFORE
 from ttftprof.threads import FOREVER, Waits
@@ -314,6 +314,16 @@ def test_a_file_has_its_rows_and_its_mount() -> None:
     ]
     unnamed = timeline.files[DEV, 99]
     assert (unnamed.path, unnamed.fstype, unnamed.is_weights) == ("inode 99", None, False)
+
+
+def test_what_a_file_system_reads_of_its_own_is_called_so() -> None:
+    disk, none = kernel_dev(254, 0), kernel_dev(0, 3)
+    scene = Scene().file(B_GGUF, "/srv/b.gguf", dev=disk, source="/dev/vda")
+    scene.file_row(disk, 20, dev=none).file_row(disk + 1, 20, dev=none).file_row(disk, 20, dev=disk)
+    files = scene.timeline().files
+    assert files[none, disk].path == "/dev/vda: directories and tables of its file system"
+    assert files[none, disk + 1].path == f"inode {disk + 1}"
+    assert files[disk, disk].path == f"inode {disk}"
 
 
 @pytest.mark.parametrize(

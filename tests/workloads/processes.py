@@ -16,6 +16,8 @@ from .build import WorkloadError
 
 STOP_TIMEOUT_S = 10.0
 _TESTS_DIR = Path(__file__).parents[1]
+# Threads that allocate at once make the C library read how many CPUs there are, unless it is told.
+_NO_READS_OF_ITS_OWN = {"MALLOC_ARENA_MAX": "2"}
 
 
 @contextmanager
@@ -34,7 +36,7 @@ def started(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=stderr,
-        env={**os.environ, "PYTHONPATH": str(_TESTS_DIR)},
+        env={**os.environ, "PYTHONPATH": str(_TESTS_DIR), **_NO_READS_OF_ITS_OWN},
     )
     try:
         yield process
