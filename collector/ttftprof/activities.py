@@ -24,6 +24,7 @@ import numpy.typing as npt
 from ttftprof.engines.driver_calls import WAIT
 from ttftprof.events import CpuMode, Wait
 from ttftprof.gpu_facts import DriverSpan
+from ttftprof.grouping import distinct
 from ttftprof.model import ACTIVITIES, Activities
 from ttftprof.threads import FOREVER, ProcessWaits
 from ttftprof.timeline import Timeline
@@ -104,7 +105,7 @@ def process_activities(
 def while_idle(mine: Activities, others: Activities) -> Activities:
     """Both of one span: where mine is at rest, what the others' process did, which it waited for,
     as far as that did anything. Pools of threads rest on a lock."""
-    edges = np.unique(np.concatenate([mine.start_ns, others.start_ns, mine.end_ns[-1:]]))
+    edges = distinct(np.concatenate([mine.start_ns, others.start_ns, mine.end_ns[-1:]]))
     at = edges[:-1]
     own = mine.code[np.searchsorted(mine.start_ns, at, side="right") - 1]
     other = others.code[np.searchsorted(others.start_ns, at, side="right") - 1]
@@ -244,7 +245,7 @@ class _Shares:
         """Sums the growth of all threads' counters at each snapshot."""
         threads = timeline.thread_rows.get(tgid, ())
         width = len(CpuMode) + len(Wait) + 1
-        stamps = np.unique(np.concatenate([_NO_STAMPS, *(own["ns"] for own in threads)]))
+        stamps = distinct(np.concatenate([_NO_STAMPS, *(own["ns"] for own in threads)]))
         stamps = stamps.view(np.int64)
         grown = np.zeros((len(stamps), width))
         armed_ns = timeline.armed_ns

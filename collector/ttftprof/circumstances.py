@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from statistics import median
+
+import numpy as np
 
 from ttftprof import scale
 from ttftprof.activities import cpu_wait_ns
@@ -232,7 +233,7 @@ def _polls(timeline: Timeline, served: Served, start: StartUp | None) -> Polls |
     if not looks:
         return None
     apart = [b - a for a, b in pairwise(looks)]
-    return Polls(len(looks), round(median(apart)) if apart else None)
+    return Polls(len(looks), round(float(np.median(apart))) if apart else None)
 
 
 def _polls_by_server(timeline: Timeline, _: None) -> dict[int, list[int]]:

@@ -24,6 +24,14 @@ def between(
     return ordered[begin : bisect_right(ordered, last, key=key)]
 
 
+def distinct(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The values in order, each once: as `np.unique`, which first imports numpy's masked arrays, a
+    share of a short report's time."""
+    ordered = np.sort(values, axis=None)
+    found: npt.NDArray[Any] = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
+    return found
+
+
 def split_by(records: Records, *fields: str) -> dict[tuple[int, ...], Records]:
     """The records by the values of some fields, each part in the order in which they came."""
     order, parts = grouped(records, *fields)

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ttftprof.events import Records
+from ttftprof.grouping import distinct
 
 TOGETHER = 0.2  # of the gap between two answers: reads handed over closer than this are one burst
 PEAK_BYTES = 8 << 20  # less than this may have lain in some buffer
+BEGINNINGS = 64  # of a span: one that begins a part later holds all but that part
 REFUTED = 1.25  # times an estimate of the link's rate: what went faster shows it to be wrong
 IN_LINE = 2.0  # times what it takes alone: a request that took so long stood behind others
 
@@ -34,9 +36,13 @@ _TIMED = np.dtype([("start_ns", "<i8"), ("end_ns", "<i8"), ("got_bytes", "<i8")]
 def answered(reads: Records) -> Records:
     """What `fit` needs of some reads (`remote.READ`): those that were answered."""
     usable = ~reads["unanswered"] & ~reads["failed"] & (reads["got_bytes"] > 0)
-    found = np.empty(np.count_nonzero(usable), _TIMED)  # of a long recording: a quarter of it
-    for name in _TIMED.names or ():
-        found[name] = reads[name][usable]
+    return timed(*(reads[name][usable] for name in _TIMED.names or ()))
+
+
+def timed(start_ns: Records, end_ns: Records, got_bytes: Records) -> Records:
+    """Answered reads as `fit` takes them: of a long recording they are a quarter of it."""
+    found = np.empty(len(start_ns), _TIMED)
+    found["start_ns"], found["end_ns"], found["got_bytes"] = start_ns, end_ns, got_bytes
     return found
 
 
@@ -102,11 +108,11 @@ def _burst_rate(answered: Records) -> float | None:
 
 def _rate_by_size(alone: Records) -> float | None:
     """The slope of time over size, where lone reads of different sizes show one."""
-    distinct = np.unique(alone["got_bytes"])
-    if len(distinct) < 2:
+    sizes = distinct(alone["got_bytes"])
+    if len(sizes) < 2:
         return None
-    medians = [np.median(_took(alone[alone["got_bytes"] == size])) for size in distinct]
-    slope = float(np.polyfit(distinct.astype(np.float64), medians, 1)[0])
+    medians = [np.median(_took(alone[alone["got_bytes"] == size])) for size in sizes]
+    slope = float(np.polyfit(sizes.astype(np.float64), medians, 1)[0])
     return 1e9 / slope if slope > 0 else None
 
 
@@ -120,19 +126,21 @@ class _Peak:
 
 
 def _peak(answered: Records) -> _Peak | None:
-    """Over any span of `PEAK_BYTES` or its doubles; None if fewer bytes came in all."""
+    """Over spans of `PEAK_BYTES` and its doubles, which begin `BEGINNINGS` times in their length
+    or with every read; None if fewer bytes came in all."""
     came = np.concatenate([[0], np.cumsum(answered["got_bytes"])])
     until = np.maximum.accumulate(answered["end_ns"])
     best, size = None, PEAK_BYTES
     while size <= came[-1]:
-        last = np.searchsorted(came, came[:-1] + size)
-        last = last[last < len(came)]
-        first = np.arange(len(last))
+        reads = len(answered) * size // int(came[-1])  # in such a span, about
+        first = np.arange(0, len(answered), max(reads // BEGINNINGS, 1))
+        last = np.searchsorted(came, came[first] + size)
+        first, last = first[last < len(came)], last[last < len(came)]
         spent = np.maximum(until[last - 1] - answered["start_ns"][first], 1)
         rates = (came[last] - came[first]) / spent
         at = int(np.argmax(rates))
         if best is None or rates[at] * 1e9 > best.bytes_per_second:
-            best = _Peak(answered[at : int(last[at])], float(rates[at]) * 1e9)
+            best = _Peak(answered[first[at] : last[at]], float(rates[at]) * 1e9)
         size *= 2
     return best
 

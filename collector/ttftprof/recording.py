@@ -18,13 +18,12 @@ import os
 import shlex
 import shutil
 import sqlite3
-import tempfile
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self, overload
+from typing import TYPE_CHECKING, Any, Protocol, Self, overload
 
 import numpy as np
 
@@ -43,6 +42,9 @@ from ttftprof.errors import OutputError, RecordingError
 from ttftprof.events import EVENT, FILE_ROW, THREAD_ROW, Records
 from ttftprof.gpu_rows import GPU_PROCESS_ROW, GPU_ROW
 from ttftprof.sources.mounts import mount_under, mounts_of
+
+if TYPE_CHECKING:
+    import tempfile
 
 APPLICATION_ID = 0x54544654  # "TTFT"
 VERSION = 1
@@ -674,6 +676,8 @@ def _open_read(path: Path) -> tuple[sqlite3.Connection, tempfile.TemporaryDirect
         logs = _leftover_logs(path)
         if not logs:
             return _connect(path, "mode=ro&immutable=1"), None
+    import tempfile  # brings much that most reports have no use for
+
     folder = tempfile.TemporaryDirectory(prefix="ttftprof-", ignore_cleanup_errors=True)
     copy = Path(folder.name) / path.name
     for source in (path, *logs):

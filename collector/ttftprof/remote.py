@@ -14,6 +14,7 @@ import numpy as np
 
 from ttftprof import scale
 from ttftprof.events import CONNECTION_BIT, FAMILY_MASK, Family, Kind, Records, RemoteFlag
+from ttftprof.grouping import distinct
 from ttftprof.model import Connection, InFlight, Quantiles
 from ttftprof.sources.mountstats import MountStats, ShareStats, from_fact, growth
 
@@ -192,7 +193,7 @@ def totals(reads: Records) -> dict[str, int | None]:
 def connections(reads: Records) -> tuple[Connection, ...]:
     """What each connection carried of some answered reads, where that is known, by number."""
     found = []
-    for number in np.unique(reads["connection"][reads["connection"] != 0]).tolist():
+    for number in distinct(reads["connection"][reads["connection"] != 0]).tolist():
         own = reads[reads["connection"] == number]
         found.append(Connection(number - 1, len(own), int(own["got_bytes"].sum())))
     return tuple(found)
@@ -288,10 +289,10 @@ def cut_short(reads: Records, starved: Records) -> Records:
     its thread."""
     asked = reads[reads["family"] == Family.SMB]
     found: list[Records] = []
-    for tid in np.unique(starved["tid"]):
+    for tid in distinct(starved["tid"]):
         own = asked[asked["tid"] == tid]
         short_ns = starved["start_ns"][starved["tid"] == tid].astype(np.int64)
-        after = np.unique(np.searchsorted(own["start_ns"], short_ns))
+        after = distinct(np.searchsorted(own["start_ns"], short_ns))
         found.append(own[after[after < len(own)]])
     return np.concatenate(found) if found else asked[:0]
 

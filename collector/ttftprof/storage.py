@@ -16,6 +16,7 @@ import numpy.typing as npt
 from ttftprof import remote, storage_requests
 from ttftprof.condense import Floats
 from ttftprof.events import Kind, MmapFlag, Records, dev_numbers
+from ttftprof.grouping import distinct
 from ttftprof.model import (
     RATES,
     FileUse,
@@ -113,7 +114,7 @@ def _moving(timeline: Timeline, start_ns: int, end_ns: int) -> list[FileFacts]:
     first = np.searchsorted(moves.latest_end_ns, start_ns)
     last = np.searchsorted(moves.begin_ns, end_ns, side="right")
     hit = first + np.flatnonzero(moves.end_ns[first:last] >= start_ns)
-    return [moves.files[index] for index in np.unique(moves.file[hit])]
+    return [moves.files[index] for index in distinct(moves.file[hit])]
 
 
 def _matters(

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ttftprof import path_model, remote
 from ttftprof.columns import Columns
 from ttftprof.events import Kind, ReadFlag, Records, Wait, duration_end
-from ttftprof.grouping import grouped, split_by
+from ttftprof.grouping import distinct, grouped, split_by
 from ttftprof.model import PathModel, WaitSplit
 from ttftprof.timeline import FileFacts, Timeline
 from ttftprof.windows import Ints
@@ -63,7 +63,7 @@ class Traffic:
     def inodes(self) -> set[int]:
         """Of which `requests` can find something."""
         asked = remote.begun_within(self._timeline.remote, *self._window)
-        return {*self._blocks.inodes, *np.unique(asked["ino"]).tolist()}
+        return {*self._blocks.inodes, *distinct(asked["ino"]).tolist()}
 
     def waits(self, file: FileFacts, start_ns: int, end_ns: int) -> Ranges:
         """[begin, end] of the recorded waits of threads for a file's pages, cut to a part of the
@@ -138,7 +138,7 @@ def _disks_past_cache(timeline: Timeline, _: None) -> dict[tuple[int, ...], set[
         for window in timeline.blocks.windows():
             blocks = timeline.blocks.begun(*window)
             for key, where in _past_the_cache(timeline, blocks).items():
-                found.setdefault(key, set()).update(np.unique(blocks["dev"][where]).tolist())
+                found.setdefault(key, set()).update(distinct(blocks["dev"][where]).tolist())
     return found
 
 
@@ -163,7 +163,7 @@ def _past_the_cache(
         return {}
     nameless = np.flatnonzero(~np.isin(blocks["ino"], timeline.derived(_inodes_followed, None)))
     parts: dict[tuple[int, ...], list[npt.NDArray[np.intp]]] = {}
-    for tid in np.unique(blocks["tid"][nameless]).tolist():
+    for tid in distinct(blocks["tid"][nameless]).tolist():
         own = reads.get(tid)
         if own is None:
             continue
@@ -377,23 +377,26 @@ def _path_of(timeline: Timeline, file: FileFacts) -> int | Disks:
 
 def _fit(timeline: Timeline, path: int | Disks) -> _Fitted | None:
     """By all requests that took the path. Of millions so many, from all of the recording."""
-    parts = [np.empty(0, remote.READ), *_requests_of_path(timeline, path)]
-    found = path_model.fit(np.concatenate([path_model.answered(reads) for reads in parts]))
-    if found is None:
-        return None
-    return _Fitted(found, max(int(reads["asked_bytes"].max(initial=0)) for reads in parts))
+    nothing = path_model.answered(np.empty(0, remote.READ))
+    answered, largest = zip((nothing, 0), *_requests_of_path(timeline, path), strict=True)
+    found = path_model.fit(np.concatenate(answered))
+    return None if found is None else _Fitted(found, max(largest))
 
 
-def _requests_of_path(timeline: Timeline, path: int | Disks) -> Iterator[Records]:
+def _requests_of_path(timeline: Timeline, path: int | Disks) -> Iterator[tuple[Records, int]]:
+    """(those that were answered, the most bytes that one of all asked for), part by part."""
     if isinstance(path, int):
-        yield timeline.remote[timeline.remote["dev"] == path]
+        reads = timeline.remote[timeline.remote["dev"] == path]
+        yield path_model.answered(reads), int(reads["asked_bytes"].max(initial=0))
         return
     if not path:
         return
     for window in timeline.blocks.windows(_MOST_FITTED / max(len(timeline.blocks), 1)):
         blocks = timeline.blocks.begun(*window)
         own = np.isin(blocks["dev"], list(path))
-        yield _as_reads({name: column[own] for name, column in blocks.items()})
+        asked = blocks["a"][own].view(np.int64)
+        timed = path_model.timed(blocks["start_ns"][own], blocks["end_ns"][own], asked)
+        yield timed[asked > 0], int(asked.max(initial=0))
 
 
 def for_bytes(model: PathModel | None, count: int) -> PathModel | None:

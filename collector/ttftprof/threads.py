@@ -16,9 +16,11 @@ import numpy.typing as npt
 
 from ttftprof.columns import Columns
 from ttftprof.events import Kind, Records, Wait
+from ttftprof.grouping import distinct
 from ttftprof.windows import Ints, Windowed
 
 FOREVER = int(np.iinfo(np.int64).max)
+_KNOWN, _MOST_KNOWN = 8, 1 << 14  # answers that are kept, and waits in each: 5 MB at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class LastWaits:
         self.tgid: dict[int, int] = {}
 
     def add(self, records: Columns) -> None:
-        tids = np.unique(records["tid"])
+        tids = distinct(records["tid"])
         last = np.zeros(len(tids), np.intp)
         # Of what is written to one place more than once, the last stays.
         last[np.searchsorted(tids, records["tid"])] = np.arange(len(records["tid"]))
@@ -126,6 +128,8 @@ class Threads:
         self._since_ns = np.array([life.since_ns for life in self.lives], np.int64)
         self._most_lives = int(np.unique(self._tid, return_counts=True)[1].max(initial=1))
         self._open = _Open.of(self.lives, last_rows, last.start_ns, end_ns)
+        # What a process did in a phase, and for how long it lacked cores, is asked one by one.
+        self._known: dict[tuple[int, int, int], ProcessWaits] = {}
         self._of_process: dict[int, list[int]] = {}
         for number, life in enumerate(self.lives):
             self._of_process.setdefault(life.tgid, []).append(number)
@@ -136,6 +140,17 @@ class Threads:
 
     def waits_of(self, tgid: int, start_ns: int = 0, end_ns: int = FOREVER) -> ProcessWaits:
         """Of the threads of a process that lived in [start, end), the waits that reach into it."""
+        asked = tgid, start_ns, end_ns
+        known = self._known.get(asked)
+        if known is None:
+            known = self._waits_of(*asked)
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            if len(known.reason) <= _MOST_KNOWN:
+                self._known[asked] = known
+        return known
+
+    def _waits_of(self, tgid: int, start_ns: int, end_ns: int) -> ProcessWaits:
         alive = [
             number
             for number in self._of_process.get(tgid, ())

@@ -32,7 +32,7 @@ from ttftprof.engines.markers import SYMBOL_MARKS
 from ttftprof.errors import RecordingError
 from ttftprof.events import FILE_ROW, Kind, Records, dev_numbers, duration_end
 from ttftprof.gpu_facts import GpuFacts
-from ttftprof.grouping import split_by
+from ttftprof.grouping import distinct, split_by
 from ttftprof.model import OUTCOMES, Relief
 from ttftprof.python_facts import PythonFacts
 from ttftprof.recording import LOOKED_AT, Facts, Source, is_watched
@@ -288,10 +288,10 @@ class Disks:
         self._inodes: dict[int, set[int]] = {}  # by disk
 
     def add(self, records: Columns) -> None:
-        disks = np.unique(records["dev"]).tolist()
+        disks = distinct(records["dev"]).tolist()
         for disk in disks:
             own = records["ino"][records["dev"] == disk] if len(disks) > 1 else records["ino"]
-            self._inodes.setdefault(disk, set()).update(np.unique(own).tolist())
+            self._inodes.setdefault(disk, set()).update(distinct(own).tolist())
 
     def of(self, ino: int) -> set[int]:
         return {disk for disk, inodes in self._inodes.items() if ino in inodes}
@@ -380,8 +380,8 @@ class Timeline:
             found += [c for c in calls[max(before - 1, 0) : before] if ns < c.end_ns]
         return max(found, key=lambda c: c.end_ns, default=None)
 
-    def marks_of(self, tgid: int, name: str) -> list[Mark]:
-        return [m for m in self.marks if m.tgid == tgid and m.name == name]
+    def marks_of(self, tgid: int, name: str) -> Sequence[Mark]:
+        return self.derived(_marks_by_name, None).get((tgid, name), [])
 
     def engine_of(self, tgid: int) -> Engine | None:
         """What the process was recognised as, the last time it was looked at. A worker that its
@@ -403,6 +403,13 @@ class Timeline:
         engine, lives = self.engine_of(tgid), self.processes.get(tgid, ())
         told = option_of(lives[-1].argv, engine.slots) if engine and lives else None
         return int(told) if told and told.isdecimal() and int(told) else None
+
+
+def _marks_by_name(timeline: Timeline, _: None) -> dict[tuple[int, str], list[Mark]]:
+    found: dict[tuple[int, str], list[Mark]] = {}
+    for mark in timeline.marks:
+        found.setdefault((mark.tgid, mark.name), []).append(mark)
+    return found
 
 
 def _began_ns(call: Call) -> int:
@@ -434,7 +441,7 @@ def _build(reader: Facts) -> Timeline:
     start_ns = _stamp(meta.get("start_ns") or reach[0])
     armed_ns = _stamp(meta.get("armed_ns") or start_ns)
     end_ns = _stamp(meta.get("end_ns") or max(reach[1], start_ns))
-    looks = np.unique(threads["ns"].astype(np.int64))
+    looks = distinct(threads["ns"].astype(np.int64))
     thread_rows = _rows_by_thread(threads)
     del threads  # `thread_rows` is a copy
     marks = tuple(_marks(reader))

@@ -19,6 +19,7 @@ from ttftprof.condense import Floats, Ints
 from ttftprof.engines.python_code import CATEGORIES, IDLE, place_of
 from ttftprof.events import DeviceFlag, Kind, Records, Wait
 from ttftprof.gpu_facts import DriverSpan
+from ttftprof.grouping import distinct
 from ttftprof.model import (
     ACTIVITIES,
     ProcessTrack,
@@ -275,7 +276,7 @@ def _from_storage(timeline: Timeline, file: FileFacts) -> tuple[Ints, Floats]:
 
 
 def _sum_of(curves: Sequence[tuple[Ints, Floats]]) -> tuple[Ints, Floats]:
-    ns = np.unique(np.concatenate([stamps for stamps, _ in curves]))
+    ns = distinct(np.concatenate([stamps for stamps, _ in curves]))
     total = np.zeros(len(ns))
     for stamps, values in curves:
         total += np.interp(ns, stamps, values, left=0.0)

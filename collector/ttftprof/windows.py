@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from ttftprof.columns import Columns, as_records, chosen, length, of_records
 from ttftprof.events import EVENT, Kind, Records
+from ttftprof.grouping import distinct
 
 Ints = npt.NDArray[np.int64]
 
@@ -149,7 +150,7 @@ class Windowed:
     def windows(self, share: float = 1.0) -> Iterator[tuple[int, int]]:
         """[start, end) of windows that together hold all records, some thousand in each; or such a
         share of them, evenly spread."""
-        firsts = np.unique(self._first_ns[self._last_ns >= 0])
+        firsts = distinct(self._first_ns[self._last_ns >= 0])
         edges = [0, *firsts[1:].tolist(), IMPOSSIBLE_NS]
         windows = list(pairwise(edges))
         number = max(round(len(windows) * min(share, 1.0)), 1)
@@ -280,7 +281,7 @@ def _by_length(long: Columns) -> list[_Stretch]:
     """Of each class those that overlap a window began not long before it, whatever others take."""
     took = long["end_ns"] - long["start_ns"]
     classes = np.log2(np.maximum(took / LONG_NS, 1)).astype(np.int64) // _LENGTH_CLASS_BITS
-    masks = (classes == number for number in np.unique(classes).tolist())
+    masks = (classes == number for number in distinct(classes).tolist())
     return [_Stretch.of(chosen(long, own)) for own in masks]
 
 

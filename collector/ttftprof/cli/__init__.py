@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import importlib
 import os
-import platform
 import select
 import shlex
 import sys
@@ -141,6 +140,8 @@ def _show_version(context: click.Context, wanted: bool) -> None:
     """What a bug report needs: the program, which probes it would load, and into what."""
     if not wanted or context.resilient_parsing:
         return
+    import platform
+
     from ttftprof.kernel.session import OBJECTS, object_build
 
     cast, plain, untyped = (object_build(path) or "not built" for path in OBJECTS)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import codecs
 import json
 import os
-import secrets
 import shutil
 import stat
 import sys
@@ -187,7 +186,7 @@ def _replaced(path: Path) -> Iterator[Path]:
         return
     path = path.resolve()
     # By a name that nobody can have put a link at.
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    partial = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
     try:
         partial.touch(exist_ok=False)
         yield partial

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from ttftprof.python_facts import Frame, Stack
 
@@ -51,72 +52,67 @@ class Row:
     """A frame is of `category` if both patterns match from the beginning of its names."""
 
     category: str
-    module: re.Pattern[str]
-    function: re.Pattern[str] | None
+    module: str
+    function: str = ""
 
 
-def _row(category: str, module: str, function: str = "") -> Row:
-    return Row(category, re.compile(module), re.compile(function) if function else None)
+_compiled = cache(re.compile)  # of recordings without Python, none of eighty
 
 
 # Read in order for each frame. Names as of torch 2.13, transformers 5, vLLM 0.32 and SGLang 0.5;
 # most of them are years old.
 ROWS: tuple[Row, ...] = (
-    _row("imports", r"<frozen importlib|<frozen zipimport>|python3[^/]*/(importlib|zipimport)"),
-    _row("imports", r"python3[^/]*/(pkgutil|pydoc)\.py"),
-    _row("imports", r"transformers/utils/import_utils\.py"),
-    _row("compile", r"torch/_inductor/(compile_fx|codecache|async_compile|graph|scheduler)"),
-    _row("compile", r"torch/_inductor/(codegen|runtime|select_algorithm|cpp_builder)"),
-    _row("compile", r"torch/_dynamo/(convert_frame|symbolic_convert|output_graph|eval_frame)"),
-    _row("compile", r"torch/(_functorch|_export|export|fx)/", r"(?!<module>)"),
-    _row("compile", r"torch/(utils/cpp_extension|_higher_order_ops|jit/_script|jit/_trace)"),
-    _row("compile", r"triton/(compiler|runtime|backends)/", r"(?!<module>)"),
-    _row("compile", r"(tilelang|tvm|numba|flashinfer/jit|deep_gemm/jit)/", r"(?!<module>)"),
-    _row("compile", r"vllm/compilation/", r"(?!<module>)"),
-    _row("graph_capture", r"torch/cuda/graphs\.py", r"(?!<module>)"),
-    _row("graph_capture", r"vllm/v1/", r".*(capture_model|_capture_cudagraphs|capture_graph)"),
-    _row("graph_capture", r"sglang/srt/.*cuda_graph_runner\.py", r"(?!<module>)"),
-    _row("device", r"torch/(cuda|xpu|mps)/__init__\.py", r"_lazy_init|init|set_device|_lazy_call"),
-    _row("device", r"torch/distributed/(distributed_c10d|rendezvous)\.py", r"(?!<module>)"),
-    _row("device", r"vllm/distributed/parallel_state\.py", r"(?!<module>)"),
-    _row("kv_cache", r"vllm/v1/", r".*(kv_cache|determine_available_memory|profile_run)"),
-    _row("kv_cache", r"sglang/srt/(mem_cache|model_executor)/", r".*(memory_pool|kv_cache)"),
-    _row("tokenizer", r"(tokenizers|sentencepiece|tiktoken|mistral_common|jinja2)/"),
-    _row(
-        "tokenizer", r"transformers/(tokenization_|convert_slow|processing_utils|utils/chat_temp)"
-    ),
-    _row("tokenizer", r"transformers/models/[^/]+/(tokenization_|processing_)"),
-    _row("model_build", r"torch/nn/init\.py"),
-    _row("model_build", r"torch/nn/modules/", r".*(__init__|reset_parameters)$"),
-    _row("model_build", r"transformers/(models|integrations)/.*\.py", r".*__init__$"),
-    _row(
-        "model_build", r"transformers/modeling_utils\.py", r".*(__init__|init_weights|post_init)$"
-    ),
-    _row("model_build", r"vllm/model_executor/(models|layers)/", r".*(__init__|create_weights)$"),
-    _row("weights", r"safetensors/|torch/serialization\.py|gguf/|runai_model_streamer/"),
-    _row("weights", r"transformers/(modeling_utils|core_model_loading|modeling_gguf|conversion_m)"),
-    _row("weights", r"accelerate/(utils/modeling|big_modeling|hooks)"),
-    _row("weights", r"(vllm/model_executor|sglang/srt)/model_loader/"),
+    Row("imports", r"<frozen importlib|<frozen zipimport>|python3[^/]*/(importlib|zipimport)"),
+    Row("imports", r"python3[^/]*/(pkgutil|pydoc)\.py"),
+    Row("imports", r"transformers/utils/import_utils\.py"),
+    Row("compile", r"torch/_inductor/(compile_fx|codecache|async_compile|graph|scheduler)"),
+    Row("compile", r"torch/_inductor/(codegen|runtime|select_algorithm|cpp_builder)"),
+    Row("compile", r"torch/_dynamo/(convert_frame|symbolic_convert|output_graph|eval_frame)"),
+    Row("compile", r"torch/(_functorch|_export|export|fx)/", r"(?!<module>)"),
+    Row("compile", r"torch/(utils/cpp_extension|_higher_order_ops|jit/_script|jit/_trace)"),
+    Row("compile", r"triton/(compiler|runtime|backends)/", r"(?!<module>)"),
+    Row("compile", r"(tilelang|tvm|numba|flashinfer/jit|deep_gemm/jit)/", r"(?!<module>)"),
+    Row("compile", r"vllm/compilation/", r"(?!<module>)"),
+    Row("graph_capture", r"torch/cuda/graphs\.py", r"(?!<module>)"),
+    Row("graph_capture", r"vllm/v1/", r".*(capture_model|_capture_cudagraphs|capture_graph)"),
+    Row("graph_capture", r"sglang/srt/.*cuda_graph_runner\.py", r"(?!<module>)"),
+    Row("device", r"torch/(cuda|xpu|mps)/__init__\.py", r"_lazy_init|init|set_device|_lazy_call"),
+    Row("device", r"torch/distributed/(distributed_c10d|rendezvous)\.py", r"(?!<module>)"),
+    Row("device", r"vllm/distributed/parallel_state\.py", r"(?!<module>)"),
+    Row("kv_cache", r"vllm/v1/", r".*(kv_cache|determine_available_memory|profile_run)"),
+    Row("kv_cache", r"sglang/srt/(mem_cache|model_executor)/", r".*(memory_pool|kv_cache)"),
+    Row("tokenizer", r"(tokenizers|sentencepiece|tiktoken|mistral_common|jinja2)/"),
+    Row("tokenizer", r"transformers/(tokenization_|convert_slow|processing_utils|utils/chat_temp)"),
+    Row("tokenizer", r"transformers/models/[^/]+/(tokenization_|processing_)"),
+    Row("model_build", r"torch/nn/init\.py"),
+    Row("model_build", r"torch/nn/modules/", r".*(__init__|reset_parameters)$"),
+    Row("model_build", r"transformers/(models|integrations)/.*\.py", r".*__init__$"),
+    Row("model_build", r"transformers/modeling_utils\.py", r".*(__init__|init_weights|post_init)$"),
+    Row("model_build", r"vllm/model_executor/(models|layers)/", r".*(__init__|create_weights)$"),
+    Row("weights", r"safetensors/|torch/serialization\.py|gguf/|runai_model_streamer/"),
+    Row("weights", r"transformers/(modeling_utils|core_model_loading|modeling_gguf|conversion_m)"),
+    Row("weights", r"accelerate/(utils/modeling|big_modeling|hooks)"),
+    Row("weights", r"(vllm/model_executor|sglang/srt)/model_loader/"),
     # Layers copy them out of the mapped file: there the load waits for storage.
-    _row(
+    Row(
         "weights",
         r"vllm/model_executor/(models|layers)/",
         r"(.*\.)?(weight_loader|load_|_load_|process_weights)",
     ),
-    _row("weights", r"torch/nn/modules/module\.py", r".*(load_state_dict|_apply|\.to|convert)$"),
-    _row("hub", r"huggingface_hub/(file_download|hf_api|_snapshot|hf_file_system|utils/_http)"),
-    _row("hub", r"(requests|urllib3|httpx2?|httpcore2?|modelscope)/"),
-    _row("hub", r"transformers/(configuration_utils|utils/hub|dynamic_module_utils)"),
-    _row("hub", r"transformers/models/auto/configuration_auto"),
-    _row("generate", r"transformers/generation/", r"(?!.*from_pretrained)"),
-    _row("generate", r"(torch/nn/modules|transformers/models)/", r".*(forward|_call_impl)$"),
-    _row("generate", r"vllm/(model_executor/(models|layers)|ir/ops)/", r"(?!<module>)"),
-    _row("generate", r"vllm/v1/(worker|sample|executor)/", r".*(execute_model|sample)"),
-    _row("generate", r"sglang/srt/(model_executor|managers)/", r".*(forward|run_batch)"),
-    _row("generate", r"(llama_cpp|ctransformers|exllamav2|exllamav3)/"),
-    _row("server", r"(uvicorn|fastapi|starlette|h11|httptools|aiohttp|gunicorn|anyio|uvloop)/"),
-    _row("server", r"(pydantic|pydantic_core|sse_starlette|openai|zmq|flask|werkzeug)/"),
-    _row("server", r"python3[^/]*/(asyncio|http/server|socketserver|wsgiref)"),
+    Row("weights", r"torch/nn/modules/module\.py", r".*(load_state_dict|_apply|\.to|convert)$"),
+    Row("hub", r"huggingface_hub/(file_download|hf_api|_snapshot|hf_file_system|utils/_http)"),
+    Row("hub", r"(requests|urllib3|httpx2?|httpcore2?|modelscope)/"),
+    Row("hub", r"transformers/(configuration_utils|utils/hub|dynamic_module_utils)"),
+    Row("hub", r"transformers/models/auto/configuration_auto"),
+    Row("generate", r"transformers/generation/", r"(?!.*from_pretrained)"),
+    Row("generate", r"(torch/nn/modules|transformers/models)/", r".*(forward|_call_impl)$"),
+    Row("generate", r"vllm/(model_executor/(models|layers)|ir/ops)/", r"(?!<module>)"),
+    Row("generate", r"vllm/v1/(worker|sample|executor)/", r".*(execute_model|sample)"),
+    Row("generate", r"sglang/srt/(model_executor|managers)/", r".*(forward|run_batch)"),
+    Row("generate", r"(llama_cpp|ctransformers|exllamav2|exllamav3)/"),
+    Row("server", r"(uvicorn|fastapi|starlette|h11|httptools|aiohttp|gunicorn|anyio|uvloop)/"),
+    Row("server", r"(pydantic|pydantic_core|sse_starlette|openai|zmq|flask|werkzeug)/"),
+    Row("server", r"python3[^/]*/(asyncio|http/server|socketserver|wsgiref)"),
 )
 
 # A thread that stands in one of these, called from one of those, waits for work.
@@ -127,25 +123,25 @@ _WAITS = re.compile(
     r"|vllm/distributed/(device_communicators/shm_broadcast|utils)\.py|python3[^/]*/contextlib\.py"
 )
 _LOOPS: tuple[Row, ...] = (
-    _row(IDLE, r"python3[^/]*/concurrent/futures/(thread|process)\.py", r".*_worker|.*\.run$"),
-    _row(IDLE, r"python3[^/]*/asyncio/(base_events|unix_events|runners)\.py"),
-    _row(IDLE, r"python3[^/]*/(socketserver|sched|logging/handlers|asyncore)\.py"),
-    _row(IDLE, r"anyio/_backends/", r"WorkerThread\.run|run$"),
-    _row(IDLE, r"tqdm/_monitor\.py"),
-    _row(IDLE, r"transformers/cli/serving/", r".*\._?run$"),
-    _row(IDLE, r"torch/_inductor/compile_worker/"),
-    _row(
+    Row(IDLE, r"python3[^/]*/concurrent/futures/(thread|process)\.py", r".*_worker|.*\.run$"),
+    Row(IDLE, r"python3[^/]*/asyncio/(base_events|unix_events|runners)\.py"),
+    Row(IDLE, r"python3[^/]*/(socketserver|sched|logging/handlers|asyncore)\.py"),
+    Row(IDLE, r"anyio/_backends/", r"WorkerThread\.run|run$"),
+    Row(IDLE, r"tqdm/_monitor\.py"),
+    Row(IDLE, r"transformers/cli/serving/", r".*\._?run$"),
+    Row(IDLE, r"torch/_inductor/compile_worker/"),
+    Row(
         IDLE,
         r"vllm/v1/(engine|executor)/",
         r".*(busy_loop|process_input|process_output|monitor|get_response)",
     ),
-    _row(IDLE, r"sglang/srt/managers/", r".*(event_loop|recv)"),
+    Row(IDLE, r"sglang/srt/managers/", r".*(event_loop|recv)"),
 )
 # A pool's worker and uvloop take their work in C: the loop itself is the innermost frame. Of
 # Python before 3.11, and by an older py-spy, functions have no class in their names.
 _LOOPS_IN_C: tuple[Row, ...] = (
-    _row(IDLE, r"python3[^/]*/concurrent/futures/thread\.py", r"_worker$"),
-    _row(IDLE, r"python3[^/]*/asyncio/(base_events|runners)\.py", r"(.*\.)?(_run_once|run)$"),
+    Row(IDLE, r"python3[^/]*/concurrent/futures/thread\.py", r"_worker$"),
+    Row(IDLE, r"python3[^/]*/asyncio/(base_events|runners)\.py", r"(.*\.)?(_run_once|run)$"),
 )
 
 
@@ -193,7 +189,7 @@ def _without_waits(stack: Stack) -> Iterator[Frame]:
 def _first(rows: Sequence[Row], frame: Frame) -> Row | None:
     module, function, _ = frame
     for row in rows:
-        if row.module.match(module) and (row.function is None or row.function.match(function)):
+        if _compiled(row.module).match(module) and _compiled(row.function).match(function):
             return row
     return None
 

@@ -88,10 +88,10 @@ def partition(timeline: Timeline, served: Served, everyone: Sequence[Served]) ->
         switched = start is not None and _switched(start, served)
         if switched and start is not None:
             _before_ready(timeline, served, start, everyone, cutter)
-        until_work(timeline, served, start, everyone, cutter, switched)
+        until_work(timeline, served, start, cutter, switched)
         work(timeline, served, start, cutter, answered, switched)
     else:
-        cutter.until("queue", never_reached(served, everyone))
+        cutter.until("queue", never_reached(timeline, served))
     cutter.rest("unexplained", INFERRED, Evidence("analysis", "nothing observed says what it was"))
     return tuple(cutter.phases)
 
@@ -149,17 +149,17 @@ def _before_ready(
         cutter.until("queue", replace(loaded, evidence=for_another) if loaded else None)
         return
     if start.woken is not None and start.woken.calls[0].start_ns > front.start_ns:
-        _put_to_sleep(served, start.woken, everyone, cutter)
+        _put_to_sleep(timeline, served, start.woken, cutter)
     elif start.began is not None and start.began.ns > front.start_ns:
-        _evict(timeline, served, start, everyone, cutter)
+        _evict(timeline, served, start, cutter)
     elif (
         start.woken is None
         and start.load_begin is not None
         and was_serving(timeline, served, start.process, start.load_begin.ns)
     ):
-        _make_room_inside(timeline, served, start.load_begin, everyone, cutter)
+        _make_room_inside(timeline, served, start.load_begin, cutter)
     if start.woken is None and _in_hand_before_load(timeline, served, start):
-        _running_until_load(timeline, served, start, everyone, cutter)
+        _running_until_load(timeline, served, start, cutter)
     for edge, _ in start.launching():
         cutter.until("launch", edge)
     cutter.until("launch", start.load_begin, "" if start.began else INFERRED)
@@ -193,31 +193,30 @@ def _evict(
     timeline: Timeline,
     served: Served,
     start: StartUp,
-    everyone: Sequence[Served],
     cutter: Cutter,
 ) -> None:
     """The old model's end, up to the new process's execution."""
     assert start.began is not None
     old = evicted(timeline, served, start)
     if old is None:
-        cutter.until("queue", blocked_until(served, everyone, start.began.ns))
+        cutter.until("queue", blocked_until(timeline, served, start.began.ns))
         if start.began.ns - cutter.at_ns <= _ACTS_WITHIN_NS:
             cutter.until("queue", start.began, INFERRED)
         else:
             cutter.until("unexplained", start.began, INFERRED)
         return
     first = first_act(timeline, served.front.start_ns, old)
-    blocked = blocked_until(served, everyone, first.ns if first else start.began.ns, old.tgid)
+    blocked = blocked_until(timeline, served, first.ns if first else start.began.ns, old.tgid)
     cutter.until("queue", blocked)
     cutter.until("queue", first, INFERRED)
     cutter.until("evict", start.began)
 
 
-def _put_to_sleep(served: Served, woken: Woken, everyone: Sequence[Served], cutter: Cutter) -> None:
+def _put_to_sleep(timeline: Timeline, served: Served, woken: Woken, cutter: Cutter) -> None:
     """Another engine is put to sleep, if that is seen, up to the call that wakes this one."""
     begin, *_ = woken.edges()
     room = woken.made_room
-    cutter.until("queue", blocked_until(served, everyone, room.start_ns if room else begin.ns))
+    cutter.until("queue", blocked_until(timeline, served, room.start_ns if room else begin.ns))
     if room is not None:
         told = Evidence("sockets", "another engine was told to sleep", room.tgid, "pid")
         cutter.until("queue", Edge(room.start_ns, OBSERVED, told))
@@ -232,13 +231,12 @@ def _make_room_inside(
     timeline: Timeline,
     served: Served,
     load_begin: Edge,
-    everyone: Sequence[Served],
     cutter: Cutter,
 ) -> None:
     """A switch within one process: the old model is freed by a call, if that is seen."""
     freed = frees(timeline, served, load_begin.ns)
     first_ns = min((c.start_ns for c in freed), default=load_begin.ns)
-    cutter.until("queue", blocked_until(served, everyone, first_ns))
+    cutter.until("queue", blocked_until(timeline, served, first_ns))
     if freed:
         evidence = Evidence("call", "the old model began to be freed")
         cutter.until("queue", Edge(first_ns, INFERRED, evidence))
@@ -262,14 +260,13 @@ def _running_until_load(
     timeline: Timeline,
     served: Served,
     start: StartUp,
-    everyone: Sequence[Served],
     cutter: Cutter,
 ) -> None:
     """From the arrival to the load of a process that runs: until it takes the request, and what it
     then does, as far as looks at its Python code tell."""
     assert start.load_begin is not None
     load_ns, pid = start.load_begin.ns, served.server
-    cutter.until("queue", blocked_until(served, everyone, load_ns))
+    cutter.until("queue", blocked_until(timeline, served, load_ns))
     taken = taken_ns(timeline, served.last_hop)
     not_taken = Evidence("sockets", f"pid {pid} had not yet taken the connection", pid, "pid")
     at_once = taken - cutter.at_ns <= _ACTS_WITHIN_NS

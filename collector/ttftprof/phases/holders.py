@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from ttftprof.events import Kind, MmapFlag, Records
+from ttftprof.grouping import distinct
 from ttftprof.timeline import Call, FileFacts, Process, Timeline
 from ttftprof.weights import shard_group
 
@@ -34,7 +35,7 @@ def loaders(timeline: Timeline) -> set[int]:
     inodes = [f.ino for f in timeline.files.values() if _may_be_weights(f)]
     for kind in FILE_USES:
         records = timeline.of_kind(kind)
-        found |= set(np.unique(records["tgid"][np.isin(records["ino"], inodes)]).tolist())
+        found |= set(distinct(records["tgid"][np.isin(records["ino"], inodes)]).tolist())
     return found
 
 

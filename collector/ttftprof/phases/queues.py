@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Self
 
 from ttftprof import scale
+from ttftprof.grouping import between
 from ttftprof.model import Evidence, Phase
 from ttftprof.phases.edges import INFERRED, OBSERVED, Edge
 from ttftprof.phases.served import TOGETHER_NS, Served, requests_of
@@ -23,18 +24,17 @@ SLACK_NS = 2_000_000
 
 
 def blocked_until(
-    served: Served, everyone: Sequence[Served], limit_ns: int, old: int | None = None
+    timeline: Timeline, served: Served, limit_ns: int, old: int | None = None
 ) -> Edge | None:
     """The end of the last request that was answered before this one's turn came, if it ended before
     `limit_ns`: one that was there already, or one that `old`, who had to make room, still had."""
     front = served.front
     blockers = [
         o.front
-        for o in everyone
+        for o in _in_flight(timeline, front.start_ns, limit_ns)
         if o is not served
-        and o.front.start_ns < limit_ns
         and (o.front.start_ns <= front.start_ns or o.server == old)
-        and front.start_ns < (o.front.end_ns or FOREVER) <= limit_ns + SLACK_NS
+        and (o.front.end_ns or FOREVER) <= limit_ns + SLACK_NS
         and not _waited_alike(o.front, front)
     ]
     if not blockers:
@@ -48,7 +48,7 @@ def blocked_until(
     )
 
 
-def never_reached(served: Served, everyone: Sequence[Served]) -> Edge | None:
+def never_reached(timeline: Timeline, served: Served) -> Edge | None:
     """Of a request that its front passed to nobody and that ended without a token: how long an
     earlier one was in that front's hands."""
     front = served.front
@@ -56,10 +56,8 @@ def never_reached(served: Served, everyone: Sequence[Served]) -> Edge | None:
         return None
     ahead = [
         o.front
-        for o in everyone
-        if o.front.tgid == front.tgid
-        and o.server != front.tgid
-        and o.front.start_ns < front.start_ns < (o.front.end_ns or FOREVER)
+        for o in _in_flight(timeline, front.start_ns, front.start_ns)
+        if o.front.tgid == front.tgid and o.server != front.tgid
     ]
     if not ahead:
         return None
@@ -78,7 +76,7 @@ def holder(timeline: Timeline, phase: Phase, served: Served, otherwise: int) -> 
     before, the server of another request in flight, of several the one that lived most of it."""
     if served.last_hop is not served.front and phase.start_ns >= served.received_ns:
         return served.server
-    beside = timeline.derived(_InFlight.of, None).during(phase.start_ns, phase.end_ns)
+    beside = _in_flight(timeline, phase.start_ns, phase.end_ns)
     others = {o.server for o in beside if o is not served}
     lived = {tgid: _lived_ns(timeline, tgid, phase) for tgid in others}
     longest = max(lived.values(), default=0)
@@ -90,23 +88,29 @@ def holder(timeline: Timeline, phase: Phase, served: Served, otherwise: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """All requests by start; `latest_end_ns`: up to each."""
+    """All requests by start, each with its place among all; `latest_end_ns`: up to each."""
 
-    requests: Sequence[Served]
+    requests: Sequence[tuple[int, Served]]
     starts_ns: list[int]
     latest_end_ns: list[int]
 
     @classmethod
     def of(cls, timeline: Timeline, _: None) -> Self:
-        own = sorted(requests_of(timeline), key=lambda served: served.front.start_ns)
-        ends = accumulate((served.front.end_ns or FOREVER for served in own), max)
-        return cls(own, [served.front.start_ns for served in own], list(ends))
+        own = sorted(enumerate(requests_of(timeline)), key=lambda one: one[1].front.start_ns)
+        ends = accumulate((served.front.end_ns or FOREVER for _, served in own), max)
+        return cls(own, [served.front.start_ns for _, served in own], list(ends))
 
-    def during(self, start_ns: int, end_ns: int) -> list[Served]:
-        first = bisect_right(self.latest_end_ns, start_ns)
-        last = bisect_left(self.starts_ns, end_ns)
-        there = self.requests[first:last]
-        return [served for served in there if start_ns < (served.front.end_ns or FOREVER)]
+
+def _in_flight(timeline: Timeline, start_ns: int, end_ns: int) -> list[Served]:
+    """The requests that began before `end_ns` and ended after `start_ns`, in the order of all."""
+    known = timeline.derived(_InFlight.of, None)
+    first = bisect_right(known.latest_end_ns, start_ns)
+    there = known.requests[first : bisect_left(known.starts_ns, end_ns)]
+    return [s for _, s in sorted(there, key=_place) if start_ns < (s.front.end_ns or FOREVER)]
+
+
+def _place(one: tuple[int, Served]) -> int:
+    return one[0]
 
 
 def _lived_ns(timeline: Timeline, tgid: int, phase: Phase) -> int:
@@ -271,11 +275,9 @@ def _waits_for_cache(timeline: Timeline, served: Served) -> Edge | None:
     this one had no token. It went on when an answer ended that had been under way."""
     mine = served.last_hop
     until = mine.first_token_ns or served.last_ns
-    waiting = [
-        load
-        for load in timeline.engine_loads
-        if mine.start_ns <= load.ns <= until and load.waiting and load.tgid in _sides(served)
-    ]
+    sides = _sides(served)
+    looks = between(timeline.engine_loads, mine.start_ns, until, _looked_ns)
+    waiting = [load for load in looks if load.waiting and load.tgid in sides]
     if not waiting:
         return None
     last = waiting[-1]
@@ -290,6 +292,10 @@ def _waits_for_cache(timeline: Timeline, served: Served) -> Edge | None:
     ]
     end_ns = min(ends, default=last.ns)
     return Edge(end_ns, INFERRED, _counts(last))
+
+
+def _looked_ns(load: EngineLoad) -> int:
+    return load.ns
 
 
 def _sides(served: Served) -> set[int]:

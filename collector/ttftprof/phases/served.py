@@ -7,7 +7,7 @@ child), it is told by the weights it has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ttftprof.activities import process_activities
@@ -77,18 +77,19 @@ def _requests_of(timeline: Timeline, _: None) -> list[Served]:
                 taken.add(id(hop))
                 back = hop
         found.append(_with_worker(timeline, front, back, candidates))
-    return [_own(served, found) for served in found]
+    first: dict[int, int] = {}  # request of each process
+    for served in found:
+        first[served.server] = min(first.get(served.server, FOREVER), served.front.start_ns)
+    return [_own(served, first) for served in found]
 
 
 def _began(exchange: Exchange) -> int:
     return exchange.start_ns
 
 
-def _own(served: Served, everyone: Sequence[Served]) -> Served:
+def _own(served: Served, first_ns: Mapping[int, int]) -> Served:
     """Without the process that was started for a request that came before."""
-    if served.cut_off and any(
-        o.server == served.worker and o.front.start_ns < served.front.start_ns for o in everyone
-    ):
+    if served.cut_off and first_ns[served.server] < served.front.start_ns:
         return Served(served.front, None, alone=True)
     return served
 

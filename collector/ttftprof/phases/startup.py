@@ -393,7 +393,7 @@ def _last_touch(
     )
     ends = [after_ns, *duration_end(reads).tolist(), *duration_end(maps).tolist()]
     if len(maps) or not len(reads):
-        ends += [_last_growth_ns(file.rows, after_ns, before_ns) for file in shards]
+        ends += [_last_growth_ns(file, after_ns, before_ns) for file in shards]
     return Edge(
         max(ends),
         INFERRED,
@@ -401,14 +401,14 @@ def _last_touch(
     )
 
 
-def _last_growth_ns(all_rows: Records, after_ns: int, before_ns: int) -> int:
+def _last_growth_ns(file: FileFacts, after_ns: int, before_ns: int) -> int:
     """When pages of a file last came or were mapped in an interval; 0 if never."""
-    rows = all_rows[(all_rows["ns"] > after_ns) & (all_rows["ns"] < before_ns)]
+    first = int(np.searchsorted(file.looks_ns, after_ns, side="right"))
+    last = max(int(np.searchsorted(file.looks_ns, before_ns)), first)
+    rows = file.rows[max(first - 1, 0) : last]  # with the one before, if there is one
     activity = (rows["added_pages"] + rows["faults"] + rows["map_arounds"]).astype(np.int64)
-    earlier = all_rows[all_rows["ns"] <= after_ns][-1:]
-    before = (earlier["added_pages"] + earlier["faults"] + earlier["map_arounds"]).astype(np.int64)
-    grew = np.flatnonzero(np.diff(activity, prepend=before if len(before) else 0))
-    return int(rows["ns"][grew[-1]]) if len(grew) else 0
+    grew = np.flatnonzero(np.diff(activity) if first else np.diff(activity, prepend=0))
+    return int(file.looks_ns[first + grew[-1]]) if len(grew) else 0
 
 
 # -- able to serve --------------------------------------------------------------------------------

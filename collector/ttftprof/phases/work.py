@@ -18,7 +18,6 @@ def until_work(
     timeline: Timeline,
     served: Served,
     start: StartUp | None,
-    everyone: Sequence[Served],
     cutter: Cutter,
     switched: bool,
 ) -> None:
@@ -31,7 +30,7 @@ def until_work(
     handed = _handed_on(timeline, served, start, switched)
     if handed is not None:
         if served.last_hop is not served.front or served.worker is not None:
-            cutter.until("queue", blocked_until(served, everyone, handed.ns))
+            cutter.until("queue", blocked_until(timeline, served, handed.ns))
         cutter.until(handing_on, handed)
     cutter.until("queue", inside_server(timeline, served))
 

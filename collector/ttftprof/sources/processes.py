@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-import psutil
+from typing import TYPE_CHECKING, Any
 
 from ttftprof.command_line import capped, public_argv
 from ttftprof.engines.catalog import recognise
+
+if TYPE_CHECKING:
+    import psutil
 
 PROC = Path("/proc")
 
@@ -141,6 +142,8 @@ def descendants(roots: set[int], proc: Path = PROC) -> set[int]:
 
 def listening_ports(pids: set[int]) -> dict[int, int]:
     """{TCP port: pid} of the sockets these processes listen on."""
+    import psutil  # reports, which never ask, need not wait for it
+
     ports: dict[int, int] = {}
     for pid in pids:
         try:
