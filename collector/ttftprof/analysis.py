@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -80,8 +80,38 @@ def analyse(path: Path, drawn: bool = True, choice: Choice = every) -> Report:
 
 def conclude(timeline: Timeline, path: Path, drawn: bool = True, choice: Choice = every) -> Report:
     """The report on a timeline; `path` is only named in it."""
+    found = one_by_one(timeline, path, choice)
+    requests = tuple(found.requests)
+    tracks = tracks_of(timeline) if drawn else Tracks()
+    return replace(found.rest, requests=requests, series=found.series(), tracks=tracks)
+
+
+@dataclass(frozen=True, slots=True)
+class OneByOne:
+    """A report whose requests are concluded as they are asked for, each once, and not kept.
+
+    `rest`: the report without requests, series and tracks. `series`: once all requests were taken.
+    """
+
+    rest: Report
+    requests: Iterator[Request]
+    series: Callable[[], tuple[Series, ...]]
+
+
+def one_by_one(timeline: Timeline, path: Path, choice: Choice = every) -> OneByOne:
+    """What `conclude` gives, of recordings that have too many requests to be held at once."""
+    weights: set[str] = set()
+
+    def requests() -> Iterator[Request]:
+        for request in _Requests(timeline).told(choice):
+            weights.update(f.path for f in request.files if f.is_weights)
+            yield request
+
+    return OneByOne(_rest(timeline, path), requests(), lambda: tuple(_series(timeline, weights)))
+
+
+def _rest(timeline: Timeline, path: Path) -> Report:
     meta = timeline.meta
-    requests = _Requests(timeline).told(choice)
     clock = meta.get("clock") or {}
     return Report(
         tool=dict(meta.get("tool") or {}),
@@ -95,11 +125,10 @@ def conclude(timeline: Timeline, path: Path, drawn: bool = True, choice: Choice 
         sources=_sources(timeline),
         lost=dict(timeline.lost),
         overhead=_overhead(timeline),
-        requests=requests,
-        series=tuple(_series(timeline, requests)),
+        requests=(),
+        series=(),
         notes=tuple(_notes(timeline)),
         starts=tuple(start for _, start in starts(timeline)),
-        tracks=tracks_of(timeline) if drawn else Tracks(),
     )
 
 
@@ -134,8 +163,8 @@ def concluded(
 
 
 class _Requests:
-    """The requests of a timeline, each concluded once and not before it is needed: a report that
-    shows the slowest of thousands concludes these and what they are held against."""
+    """The requests of a timeline, none concluded before it is needed: a report that shows the
+    slowest of thousands concludes these and what they are held against."""
 
     def __init__(
         self,
@@ -149,24 +178,29 @@ class _Requests:
         self._ids = _identities(self.everyone)
         self._found: dict[int, tuple[Request, Circumstances]] = {}
 
-    def told(self, choice: Choice) -> tuple[Request, ...]:
+    def told(self, choice: Choice) -> Iterator[Request]:
         """All of them, those that are not chosen in outline."""
         chosen = set(choice(self._timeline, self.everyone, self._ids))
-        return tuple(
-            self.judged(place) if place in chosen else _outline(self._timeline, served, identity)
-            for place, (served, identity) in enumerate(zip(self.everyone, self._ids, strict=True))
-        )
+        for place, (served, identity) in enumerate(zip(self.everyone, self._ids, strict=True)):
+            if place in chosen:
+                yield self.judged(place)
+            else:
+                yield _outline(self._timeline, served, identity)
 
     def judged(self, place: int) -> Request:
-        request, known = self._conclusion(place)
+        request, known = self._found.get(place) or self._conclusion(place)
         baseline = self._baseline(request)
         return _judged(self._timeline, request, baseline, self.everyone[place].server, known)
 
     def _conclusion(self, place: int) -> tuple[Request, Circumstances]:
+        served, identity = self.everyone[place], self._ids[place]
+        return _request(self._timeline, served, self.everyone, identity)
+
+    def _candidate(self, place: int) -> Request:
+        """Kept: every request that waited for its model is held against the same few."""
         if place not in self._found:
-            served, identity = self.everyone[place], self._ids[place]
-            self._found[place] = _request(self._timeline, served, self.everyone, identity)
-        return self._found[place]
+            self._found[place] = self._conclusion(place)
+        return self._found[place][0]
 
     def _baseline(self, request: Request) -> Request | None:
         """The quickest that found its model resident, with about the same prompt."""
@@ -177,7 +211,7 @@ class _Requests:
             found
             for place in self._quickest
             if self._may_be_baseline(self.everyone[place], request)
-            and _is_baseline(found := self._conclusion(place)[0], request)
+            and _is_baseline(found := self._candidate(place), request)
         )
         both = [*known, *([first] if (first := next(fitting, None)) else [])]
         return min(both, key=lambda r: r.ttft_ns or 0, default=None)
@@ -430,13 +464,13 @@ def _alike(one: int | None, other: int | None) -> bool:
 # -- series ---------------------------------------------------------------------------------------
 
 
-def _series(timeline: Timeline, requests: Sequence[Request]) -> list[Series]:
+def _series(timeline: Timeline, weights: Collection[str]) -> list[Series]:
+    """`weights`: paths that requests used as such, whether they look so or not."""
     files = [f for f in timeline.files.values() if len(f.rows)]
     found = [_storage_series(timeline, files)]
     for counter, name in (("maj_flt", "major_faults"), ("min_flt", "minor_faults")):
         found.append(_fault_series(timeline, counter, name))
-    used = {f.path for r in requests for f in r.files if f.is_weights}
-    found += [_residency_series(timeline, f) for f in files if f.is_weights or f.path in used]
+    found += [_residency_series(timeline, f) for f in files if f.is_weights or f.path in weights]
     found += gpu.series_of(timeline)
     return [s for s in found if s.ns]
 

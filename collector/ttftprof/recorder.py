@@ -2,7 +2,7 @@
 
 It interprets nothing beyond what privacy forces (HTTP bodies and log lines become facts here, their
 words are dropped) and what following the target needs (paths, libraries). The kernel is read every
-20 ms on an absolute schedule while files or answers move, and less often otherwise.
+20 ms on an absolute schedule once files or answers begin to move, and less often while they go on.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ if TYPE_CHECKING:
     from ttftprof.polled import PolledSession
 
 ACTIVE_NS = 20 * NS_PER_MS
-CALM_NS = 50 * NS_PER_MS  # threads run and wait, but no file moves and nobody is answered
+ACTIVE_LOOKS = 5  # at that pace, since files or answers were at rest: what follows is more of it
+CALM_NS = 50 * NS_PER_MS  # they go on moving, or threads run and wait
 TEXT_GAP_NS = 2 * NS_PER_MS  # the first of many texts is looked at as it comes, and then no sooner
 WRITE_EVERY_NS = 200 * NS_PER_MS  # what kill -9 can cost
 OWN_EVERY_NS = NS_PER_S
@@ -190,6 +191,7 @@ class Recorder:
         self._just_scanned: set[int] = set()  # processes whose libraries were, in this drain
         self._poll = select.epoll()
         self._looked_ns = 0
+        self._moving_looks = 0  # in a row that saw files or answers move
         self._wake_r, self._wake_w = socket.socketpair()
         self._wake_r.setblocking(False)
         self._wake_w.setblocking(False)
@@ -398,9 +400,11 @@ class Recorder:
         self._note_own_cost(ns)
         if ns >= self._next_write_ns:
             self._write(ns)
-        if len(files) or texts:
+        moves = len(files) > 0 or texts > 0
+        self._moving_looks = self._moving_looks + 1 if moves else 0
+        if moves and self._moving_looks <= ACTIVE_LOOKS:
             return ACTIVE_NS
-        return CALM_NS if len(events) else 0
+        return CALM_NS if moves or len(events) else 0
 
     def _is_waited_for(self) -> bool:
         """Whether a request has no first token yet."""

@@ -122,7 +122,7 @@ def measure(
                         done = pair(running, works, tool, folder, bare_first=number % 2 == 0)
                         found[tool.name].append(done)
                     except (RuntimeError, OSError) as error:
-                        refused[tool.name] = str(error).strip().splitlines()[-1]
+                        refused[tool.name] = str(error)
             yield [
                 summed(work, tool.name, found[tool.name])
                 if found[tool.name]

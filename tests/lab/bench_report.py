@@ -3,7 +3,8 @@
     scripts/bench report [--json FILE]
 
 Each command runs in a process of its own; processor time, wall time and VmHWM are its own, too.
-`linear` lays a straight line through the time by the number of records.
+`linear` lays a straight line through the time by the number of records; of the text report, by the
+number of requests that it shows, too.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.long_recording import raw_bytes, write_long
+from lab.long_recording import raw_bytes, requests_of, write_long
 from ttftprof import scale
 from ttftprof.cli.export import FORMATS
+from ttftprof.reports.terminal import MOST_SHOWN
 
 SIZES = (100_000, 300_000, 1_000_000)
-LARGE = (3_000_000, 10_000_000)  # for the text report alone
+LARGE = (2_000_000, 3_000_000, 5_000_000, 10_000_000)  # for the text report alone
 COMMANDS = (
     "report",
     "report --compact",
@@ -148,13 +150,19 @@ def measure(folder: Path) -> list[Cost]:
     return costs
 
 
-def fit(costs: Sequence[Cost]) -> tuple[float, float, float]:
-    """(seconds at no events, seconds per million, largest distance from the line as a share)."""
+def fit(costs: Sequence[Cost]) -> tuple[float, float, float, float]:
+    """(seconds at no events, seconds per million, seconds per request that is concluded beside
+    those in proportion to the events, largest distance from that as a share)."""
     events = np.array([c.events for c in costs]) / 1e6
     seconds = np.array([c.cpu_s for c in costs])
-    slope, start = np.polyfit(events, seconds, 1)
-    off = np.abs(seconds - (start + slope * events)) / seconds
-    return float(start), float(slope), float(off.max())
+    terms = [np.ones(len(costs)), events]
+    # The text concludes no more requests than it shows: all of a short recording, few of a long.
+    if costs[0].command == "report":
+        terms.append(np.array([min(requests_of(c.events), MOST_SHOWN) for c in costs], float))
+    found, *_ = np.linalg.lstsq(np.column_stack(terms), seconds)
+    off = np.abs(seconds - np.column_stack(terms) @ found) / seconds
+    start, slope, each = (*found.tolist(), 0.0)[:3]
+    return start, slope, each, float(off.max())
 
 
 def linear(costs: Sequence[Cost]) -> list[str]:
@@ -162,9 +170,10 @@ def linear(costs: Sequence[Cost]) -> list[str]:
     lines = []
     for command in dict.fromkeys(c.command for c in costs):
         own = [c for c in costs if c.command == command and c.shape == "a load"]
-        start, slope, off = fit(own)
+        start, slope, each, off = fit(own)
+        shown = f" + {each * 1e3:.0f} ms a request shown ({MOST_SHOWN} at most)" if each else ""
         lines.append(
-            f"- `{command}`: {start:.2f} s + {slope:.2f} s a million records; "
-            f"no point lies further than {scale.percent(off)} off that line"
+            f"- `{command}`: {start:.2f} s + {slope:.2f} s a million records{shown}; "
+            f"no point lies further than {scale.percent(off)} off that"
         )
     return lines

@@ -73,7 +73,14 @@ def _slowdown(figures: Mapping[str, Sequence[Row]]) -> str:
         [TITLES[what], f"{_first(found)['bare_ms']:.0f}", *(cell(found, name) for name in names)]
         for what, found in figures.items()
     )
-    return _table(["watched / bare", "bare, ms", *names], rows)
+    refused = [
+        f"- {row['tool']} on {TITLES[what]}: {row['refused']}\n"
+        for what, found in figures.items()
+        for row in found
+        if row["refused"]
+    ]
+    table = _table(["watched / bare", "bare, ms", *names], rows)
+    return table + "".join(["\n", *refused] if refused else [])
 
 
 def _first(rows: Sequence[Row]) -> Row:
@@ -120,7 +127,8 @@ def _armed(rows: Sequence[Row]) -> str:
         if row["rounds"] else [row["tool"], "refused", "", "", "", "0"]
         for row in rows
     ]  # fmt: skip
-    return _table(head, lines)
+    refused = [f"- {row['tool']}: {row['refused']}\n" for row in rows if row["refused"]]
+    return _table(head, lines) + "".join(["\n", *refused] if refused else [])
 
 
 def _report(rows: Sequence[Row]) -> str:

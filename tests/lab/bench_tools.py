@@ -28,8 +28,8 @@ import psutil
 from ttftprof.recording import Reader
 
 LAB = Path(__file__).parent
-ARMED_TIMEOUT_S = 120.0
-END_TIMEOUT_S = 60.0
+ARMED_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 30.0
 _LOST = re.compile(r"LOST (\d+) events|[Ll]ost (\d+)")
 
 
@@ -238,8 +238,9 @@ def attached(
     try:
         own = psutil.Process(process.pid)
         while not tool.armed(said.read_text(errors="replace"), own, out):
-            if process.poll() is not None or time.monotonic() - began > ARMED_TIMEOUT_S:
-                raise RuntimeError(f"{tool.name} did not start: {said.read_text()[-2000:]}")
+            ended = process.poll()
+            if ended is not None or time.monotonic() - began > ARMED_TIMEOUT_S:
+                raise RuntimeError(_why_not_armed(ended, said.read_text(errors="replace")))
             time.sleep(0.002)
         found = Attached(own, time.monotonic() - began)
         yield found
@@ -252,6 +253,12 @@ def attached(
             process.wait()
     found.file_bytes = out.stat().st_size if out.exists() else 0
     found.lost = tool.lost(out, said.read_text(errors="replace"))
+
+
+def _why_not_armed(status: int | None, said: str) -> str:
+    """On one line: how it ended, and the last of what it said."""
+    how = f"not armed within {ARMED_TIMEOUT_S:.0f} s" if status is None else f"ended with {status}"
+    return " / ".join([how, *said.strip().splitlines()[-3:]])
 
 
 def cpu_s(process: psutil.Process) -> float:

@@ -39,12 +39,17 @@ def write_long(path: Path, events: int, files: int = 4, requests: int | None = N
     inodes = _FIRST_INODE + np.arange(files, dtype=np.uint64)
     for ino in inodes.tolist():
         scene.file(ino, f"/models/{ino}.gguf", size_bytes=_FILE_BYTES).mapped(PID, ino, 0.001)
-    requests = requests or max(events // _REQUEST, 1)
+    requests = requests or requests_of(events)
     each_ms = events * _APART_NS / 1e6 / requests if requests > 1 else _REQUEST * _APART_NS / 1e6
     for number in range(requests):
         at = number * each_ms + 1
         scene.request(PID, at, token=at + 0.8 * each_ms, ports=(8080, 40_000 + number % 20_000))
     return scene.write(path, more=_batches(events, inodes))
+
+
+def requests_of(events: int) -> int:
+    """How many requests a load of so many events has."""
+    return max(events // _REQUEST, 1)
 
 
 def raw_bytes(events: int) -> int:

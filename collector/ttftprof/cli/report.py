@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from ttftprof.errors import UsageError
 if TYPE_CHECKING:
     from ttftprof.model import Report
 
+_IN_MEMORY_BYTES = 16 << 20  # of a report as JSON; the rest lies on the disk until all is there
 _EPILOG = """\b
 Examples:
   ttftprof report switch.ttft                  timeline, tables, verdict
@@ -141,10 +143,28 @@ def _write_json(files: Sequence[Path], request_id: str | None, out: TextIO) -> N
 
     if request_id is None:
         for path in files:
-            json.write(_analysed(path), out)
+            _write_all_as_json(path, out)
         return
     for report in _only([_analysed(path, request_id) for path in files], request_id):
         json.write(report, out)
+
+
+def _write_all_as_json(path: Path, out: TextIO) -> None:
+    """Requests are written as they are concluded, for there may be thousands; all or nothing."""
+    from tempfile import SpooledTemporaryFile
+
+    from ttftprof import analysis
+    from ttftprof.recording import Reader
+    from ttftprof.reports import json
+    from ttftprof.timeline import build
+
+    with Reader(path) as reader:
+        timeline = build(reader)
+    found = analysis.one_by_one(timeline, path)
+    with SpooledTemporaryFile(_IN_MEMORY_BYTES, "w+", encoding="ascii", newline="") as text:
+        json.write_one_by_one(found.rest, found.requests, found.series, text)
+        text.seek(0)
+        shutil.copyfileobj(text, out)
 
 
 def _write_html(files: Sequence[Path], request_id: str | None, page: Path) -> None:

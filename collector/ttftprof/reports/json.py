@@ -10,20 +10,43 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib import resources
 from numbers import Integral, Real
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
-from ttftprof.model import Activity, Overhead, Report, Request
+from ttftprof.model import Activity, Overhead, Report, Request, Series
 
 SCHEMA_NAME = "ttftprof.report/1"
 
 
 def write(report: Report, out: TextIO) -> None:
     """Writes the report as one line; lines of several reports together are JSON Lines."""
-    write_line(as_json(report), out)
+    write_one_by_one(report, report.requests, lambda: report.series, out)
+
+
+def write_one_by_one(
+    rest: Report, requests: Iterable[Request], series: Callable[[], Sequence[Series]], out: IO[str]
+) -> None:
+    """The same of a report whose requests come one by one and are not kept; then its series."""
+    begin = "{"
+    for name, value in _parts(rest, (_request(request) for request in requests), series):
+        out.write(f"{begin}{json.dumps(name)}:")
+        if isinstance(value, Iterator):
+            _write_list(value, out)
+        else:
+            out.write(_dumped(clean(value)))
+        begin = ","
+    out.write("}\n")
+
+
+def _write_list(values: Iterator[Any], out: IO[str]) -> None:
+    begin = "["
+    for value in values:
+        out.write(begin + _dumped(clean(value)))
+        begin = ","
+    out.write("]" if begin == "," else "[]")
 
 
 def schema() -> dict[str, Any]:
@@ -33,7 +56,11 @@ def schema() -> dict[str, Any]:
 
 def write_line(document: Mapping[str, Any], out: TextIO) -> None:
     """A document of ours on one line of pure ASCII; a NaN in it is a defect, not an output."""
-    out.write(json.dumps(document, allow_nan=False, separators=(",", ":")) + "\n")
+    out.write(_dumped(document) + "\n")
+
+
+def _dumped(document: Any) -> str:
+    return json.dumps(document, allow_nan=False, separators=(",", ":"))
 
 
 def load_schema(name: str) -> dict[str, Any]:
@@ -45,22 +72,25 @@ def load_schema(name: str) -> dict[str, Any]:
 
 def as_json(report: Report) -> dict[str, Any]:
     """The report as plain dicts, lists, strings, numbers and None, in the schema's order."""
-    document: dict[str, Any] = clean(
-        {
-            "schema": SCHEMA_NAME,
-            "tool": report.tool,
-            "host": report.host,
-            "recording": _recording(report),
-            "sources": [asdict(source) for source in report.sources],
-            "lost": report.lost,
-            "overhead": _overhead(report.overhead),
-            "requests": [_request(request) for request in report.requests],
-            "starts": [_request(start) for start in report.starts],
-            "series": [asdict(series) for series in report.series],
-            "notes": report.notes,
-        }
-    )
+    requests = [_request(request) for request in report.requests]
+    document: dict[str, Any] = clean(dict(_parts(report, requests, lambda: report.series)))
     return document
+
+
+def _parts(
+    report: Report, requests: Iterable[dict[str, Any]], series: Callable[[], Sequence[Series]]
+) -> Iterator[tuple[str, Any]]:
+    yield "schema", SCHEMA_NAME
+    yield "tool", report.tool
+    yield "host", report.host
+    yield "recording", _recording(report)
+    yield "sources", [asdict(source) for source in report.sources]
+    yield "lost", report.lost
+    yield "overhead", _overhead(report.overhead)
+    yield "requests", requests
+    yield "starts", [_request(start) for start in report.starts]
+    yield "series", [asdict(one) for one in series()]
+    yield "notes", report.notes
 
 
 def request_as_json(request: Request) -> dict[str, Any]:
