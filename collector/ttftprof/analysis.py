@@ -73,9 +73,17 @@ def analyse(path: Path, drawn: bool = True, choice: Choice = every) -> Report:
     """Everything a recording says; `drawn`: with the tracks that only drawings show; `choice`: of
     other requests it is only told who sent them and when. Raises `RecordingError` if it cannot be
     read."""
+    return conclude(_read(path), path, drawn, choice)
+
+
+def analyse_one_by_one(path: Path) -> OneByOne:
+    """The same without tracks, of recordings that may have too many requests to be held at once."""
+    return one_by_one(_read(path), path)
+
+
+def _read(path: Path) -> Timeline:
     with Reader(path) as reader:
-        timeline = build(reader)
-    return conclude(timeline, path, drawn, choice)
+        return build(reader)
 
 
 def conclude(timeline: Timeline, path: Path, drawn: bool = True, choice: Choice = every) -> Report:
@@ -99,7 +107,7 @@ class OneByOne:
 
 
 def one_by_one(timeline: Timeline, path: Path, choice: Choice = every) -> OneByOne:
-    """What `conclude` gives, of recordings that have too many requests to be held at once."""
+    """What `conclude` gives but the tracks, request by request."""
     weights: set[str] = set()
 
     def requests() -> Iterator[Request]:

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -14,10 +16,15 @@ import pytest
 from click.testing import CliRunner, Result
 
 from conftest import unsupported
+from lab.long_recording import write_long
+from ttftprof import analysis
+from ttftprof.analysis import OneByOne
 from ttftprof.cli import output
 from ttftprof.cli.report import command
 from ttftprof.errors import OutputError, RecordingError, Unsupported, UsageError
+from ttftprof.model import Report, Request
 from ttftprof.recording import Writer
+from ttftprof.reports import json as json_report
 from unit import report_samples as samples
 from unit.recordings import router_switch
 
@@ -37,10 +44,18 @@ def recordings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(
         "ttftprof.analysis.analyse", lambda path, drawn, choice: REPORTS[path.stem]()
     )
+    monkeypatch.setattr(
+        "ttftprof.analysis.analyse_one_by_one", lambda path: one_by_one(REPORTS[path.stem]())
+    )
     monkeypatch.delenv("NO_COLOR", raising=False)
     for name in REPORTS:
         (tmp_path / f"{name}.ttft").touch()
     return tmp_path
+
+
+def one_by_one(report: Report) -> OneByOne:
+    rest = replace(report, requests=(), series=())
+    return OneByOne(rest, iter(report.requests), lambda: report.series)
 
 
 def run(folder: Path, *arguments: str) -> Result:
@@ -309,3 +324,27 @@ def test_the_umask_decides_who_may_read_what_is_made_to_be_shared(recordings: Pa
 
 def test_a_page_on_standard_output(recordings: Path) -> None:
     assert printed(recordings, "cold.ttft", "--html", "-").startswith("<!doctype html>")
+
+
+def test_json_that_is_written_one_by_one_is_that_of_the_whole(tmp_path: Path) -> None:
+    path = write_long(tmp_path / "long.ttft", 6_000, requests=3)
+    whole = analysis.analyse(path, drawn=False)
+    assert len(whole.requests) == 3
+    assert whole.series
+    text = printed(tmp_path, "long.ttft", "--format", "json")
+    document = json_report.as_json(whole)
+    assert text == json.dumps(document, separators=(",", ":")) + "\n"
+
+
+def test_json_is_whole_or_not_there(recordings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(path: Path) -> OneByOne:
+        def requests() -> Iterator[Request]:
+            yield from samples.cold().requests
+            raise RecordingError(f"{path} is damaged", "record again")
+
+        return OneByOne(replace(samples.cold(), requests=()), requests(), lambda: ())
+
+    monkeypatch.setattr(analysis, "analyse_one_by_one", broken)
+    result = run(recordings, "cold.ttft", "--format", "json")
+    assert isinstance(result.exception, RecordingError)
+    assert result.output == ""

@@ -154,13 +154,9 @@ def _write_all_as_json(path: Path, out: TextIO) -> None:
     from tempfile import SpooledTemporaryFile
 
     from ttftprof import analysis
-    from ttftprof.recording import Reader
     from ttftprof.reports import json
-    from ttftprof.timeline import build
 
-    with Reader(path) as reader:
-        timeline = build(reader)
-    found = analysis.one_by_one(timeline, path)
+    found = analysis.analyse_one_by_one(path)
     with SpooledTemporaryFile(_IN_MEMORY_BYTES, "w+", encoding="ascii", newline="") as text:
         json.write_one_by_one(found.rest, found.requests, found.series, text)
         text.seek(0)
