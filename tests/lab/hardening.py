@@ -171,8 +171,11 @@ FAULTS = (
     ),
     Row(
         "The machine is suspended, its wall clock is set",
-        "no phase changes, the report says when and how much",
+        "no phase changes, the report says when and how much; reads are seen after it",
         (
+            "vm/suspend.each_suspend_is_told_with_its_length",
+            "vm/suspend.no_time_of_the_recording_counts_it",
+            "vm/suspend.reads_go_on_after_each",
             "kernel/chaos.a_suspend_and_a_set_clock_are_told_and_cost_nothing",
             "vm/network.a_wall_clock_that_was_set_is_told",
             "unit/clock.a_suspend_is_told_from_a_set_wall_clock",
@@ -182,7 +185,10 @@ FAULTS = (
     Row(
         "A CPU comes on, goes off, comes on again, by itself or for a suspend",
         "it is looked at from then on, and the source says since when",
-        ("kernel/chaos.a_cpu_that_comes_on_is_looked_at_from_then_on",),
+        (
+            "vm/suspend.a_cpu_that_came_back_is_looked_at",
+            "kernel/chaos.a_cpu_that_comes_on_is_looked_at_from_then_on",
+        ),
     ),
     Row(
         "A call into NVML hangs, a GPU is lost",
@@ -315,8 +321,9 @@ CI runs it for 15 switches, one a second: `kernel/soak.many_switches_leave_the_r
 ## Not tried
 
 SELinux is played by its files: a policy that boots Debian and confines one program is more than a
-test should carry. Seccomp, AppArmor and lockdown are real. A suspend is played by clocks
-that jumped. A CPU that goes off and comes on within a second, and not for a suspend, is not
+test should carry. Seccomp, AppArmor and lockdown are real. A suspend is real in a VM without disks
+or GPUs (the kernel's own test of one, then ACPI S3 with an alarm); this machine's would take it
+from everyone. A CPU that goes off and comes on within a second, and not for a suspend, is not
 noticed.
 """
 
