@@ -674,11 +674,31 @@ def test_dear_answers_are_asked_for_less_often() -> None:
     assert [pace.turn(tick) for tick in range(8, 18, REST_EVERY)] == [3, -1, 4, -1, 5]
 
 
+def test_what_was_saved_at_rest_may_be_spent_on_what_moves() -> None:
+    """And a burst; then looks are as seldom as at rest, until some was saved again."""
+    pace = Pace(0)
+    half_s = gpu_schedule.WEIGHED_EVERY_NS
+    spent_ns, allowed = 0, []
+    for number, share in enumerate([0.005] * 20 + [0.019] * 40 + [0.005] * 4, 1):
+        spent_ns += round(share * half_s)
+        pace.weigh(number * half_s, spent_ns, 0)
+        allowed.append(pace.can_hurry)
+    # 40 ms were saved in 10 s; with a burst of 50 that is 9 s of 1 % of a core beyond the aim.
+    assert allowed == [True] * (20 + 17) + [False] * 27
+
+
+def test_what_moves_is_looked_at_as_what_rests_where_it_cost_too_much() -> None:
+    watch = at_rest()
+    watch.sampler._pace.can_hurry = False
+    watch.levels.mib[0] = 100
+    assert len(watch.go_on(0.4)[0]) == 10
+
+
 def test_where_to_wake_is_what_is_dear_all_is_asked_for_at_each_look() -> None:
     """A busy moment slows nothing for good, either."""
     pace = Pace(0)
     pace.stretch = 4
-    assert weighed(pace, [(0.007, 0.0008), (0.0085, 0.0004), (0.011, 0.003)]) == [2, 1, 1]
+    assert weighed(pace, [(0.007, 0.0008), (0.0085, 0.0004), (0.011, 0.0025)]) == [2, 1, 1]
 
 
 @pytest.mark.parametrize(("first", "turns"), [(0, [0, 1, 2, 3]), (1, [0, -1, 1, 2])])

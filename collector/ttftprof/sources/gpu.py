@@ -334,7 +334,7 @@ class Sampler:
         often = due < motion.moves_until_ns or (
             due < motion.attends_until_ns and len(self._alive) <= _FEW
         )
-        every = 1 if often else REST_EVERY
+        every = 1 if often and self._pace.can_hurry else REST_EVERY
         schedule.passed(began, every)
         if every != self._every:
             self._every = every

@@ -24,6 +24,7 @@ MOVES_FOR_NS = NS_PER_S  # after it was last seen to
 ATTENDS_FOR_NS = 3 * NS_PER_S  # to a wait: what makes room for it does so by then
 SLOW_PERIOD_NS = 50 * NS_PER_MS
 CPU_SHARE = 0.009  # of a core, above which less is asked
+BURST_NS = 50 * NS_PER_MS  # processor time that may be spent beyond it before looks are fewer
 WEIGHED_EVERY_NS = NS_PER_S // 2
 _STRETCH_MOST = 32
 _CLOCK_MONOTONIC, _TFD_TIMER_ABSTIME = 1, 1  # include/uapi/linux/{time,timerfd}.h
@@ -123,11 +124,14 @@ class Motion:
 
 class Pace:
     """At which looks all is asked: at each that is for all devices, or at fewer where answers are
-    dear, be it for the driver, or because others on the machine leave nothing in its caches.
+    dear, be it for the driver, or because others on the machine leave nothing in its caches. And
+    whether what moves may be looked at more often than what rests: what was saved at rest, and a
+    burst, is there to be spent on it.
     """
 
     def __init__(self, now_ns: int) -> None:
-        self._weighed_ns = now_ns
+        self._weighed_ns = self._began_ns = now_ns
+        self.can_hurry = True
         self.due_ns = now_ns + WEIGHED_EVERY_NS  # to ask for processor time costs some, too
         self._spent_ns = self._asked_ns = 0  # until then
         self._due_tick = self._turns = 0
@@ -152,7 +156,8 @@ class Pace:
         asked = (asked_ns - self._asked_ns) / lasted_ns
         self._weighed_ns, self._spent_ns, self._asked_ns = now_ns, spent_ns, asked_ns
         self.due_ns = now_ns + WEIGHED_EVERY_NS
-        if spent > CPU_SHARE and asked > CPU_SHARE / 2:
+        self.can_hurry = spent_ns < CPU_SHARE * (now_ns - self._began_ns) + BURST_NS
+        if spent > CPU_SHARE and asked > CPU_SHARE / 3:
             self.stretch = min(before * 2, _STRETCH_MOST)
         elif spent + asked < CPU_SHARE:  # as it would be, asked twice as often
             self.stretch = max(before // 2, 1)
