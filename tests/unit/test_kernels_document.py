@@ -75,6 +75,23 @@ def test_both_loaders_count_the_same_edges_on_a_kernel(version: tuple[int, int])
     assert exact[0].keys() >= TOLD
 
 
+CASTS_SINCE = (6, 2)
+
+
+@pytest.mark.parametrize("column", [c for c in RECENT if c.loader == "btf"], ids=lambda c: c.title)
+def test_the_build_with_casts_is_as_good_as_the_plain_one(column: Column) -> None:
+    """Wherever the kernel has casts: the same hooks, and the same work gives the same edges."""
+    assert (column.casts is not None) == (column.version >= CASTS_SINCE)
+    if column.casts is None or column.records_by_casts is None:
+        return
+    assert column.casts == column.refused
+    exact = [
+        {kind: n for kind, n in records.items() if kind not in CHANCY}
+        for records in (column.records, column.records_by_casts)
+    ]
+    assert exact[0] == exact[1]
+
+
 def column(refused: dict[str, str], release: str = "6.1.0", loader: str = "btf") -> Column:
     runs = dict.fromkeys(hooks(), 1)
     return Column("6.1", release, "x86_64", loader, refused, runs, {})

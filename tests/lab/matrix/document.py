@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from lab.matrix.kernels import RESULTS, hooks
 from ttftprof.kernel.session import MINIMUM
@@ -28,12 +29,15 @@ of `probes/compat.bpf.h`, the same records. What is lost there is in the columns
 `without BTF` is Debian's source of 6.1, built without.
 
 `yes`: every hook is there and taken. `part`, `no`: see below what is lost. `–`: too old.
+`fields by casts`: the kernel takes the build that reads what lies at an address in place
+(`bpf_rdonly_cast`), with every hook that it takes of the plain one; elsewhere that one serves.
 """
 
 
 @dataclass(frozen=True)
 class Column:
-    """One kernel under one loader; `refused`: why, by program that it does not take."""
+    """One kernel under one loader; `refused`: why, by program that it does not take. `casts`: the
+    same of the build with casts, None where the kernel has none or the loader does not use them."""
 
     title: str
     release: str
@@ -42,6 +46,8 @@ class Column:
     refused: dict[str, str]
     runs: dict[str, int]
     records: dict[str, int]
+    casts: dict[str, str] | None = None
+    records_by_casts: dict[str, int] | None = None
 
     @property
     def version(self) -> tuple[int, int]:
@@ -58,7 +64,9 @@ def columns() -> list[Column]:
     found = []
     for path in RESULTS.glob("*.json"):
         said = json.loads(path.read_text())
-        for loader, programs in (said["programs"] or {"btf": {}}).items():
+        by_loader = said["programs"] or {"btf": {}}
+        casts = by_loader.pop("casts", None)
+        for loader, programs in by_loader.items():
             version = ".".join(said["release"].split(".")[:2])
             arch = "" if said["machine"] == "x86_64" else " arm64"
             arch += "" if said.get("has_btf", True) or loader == "btf" else _WITHOUT_BTF
@@ -68,12 +76,24 @@ def columns() -> list[Column]:
                     said["release"],
                     said["machine"],
                     loader,
-                    {n: p["refused"] for n, p in programs.items() if p["refused"]},
+                    refused(programs),
                     {n: p["runs"] for n, p in programs.items()},
                     said["records"].get(loader, {}),
+                    refused(casts) if casts and loader == "btf" else None,
+                    said["records"].get("casts") if loader == "btf" else None,
                 )
             )
     return sorted(found, key=lambda c: (c.version, c.machine != "x86_64", c.loader, c.title))
+
+
+def refused(programs: dict[str, dict[str, Any]]) -> dict[str, str]:
+    return {name: said["refused"] for name, said in programs.items() if said["refused"]}
+
+
+def cast_cell(column: Column) -> str:
+    if column.is_too_old:
+        return "–"
+    return "yes" if column.casts is not None else "no"
 
 
 def lacking(probe: Probe, column: Column) -> list[str]:
@@ -138,6 +158,7 @@ def document() -> str:
     lines.append("|---|" + "---|" * len(found))
     for probe in PROBES:
         lines.append(f"| {probe.title} | " + " | ".join(cell(probe, c) for c in found) + " |")
+    lines.append("| fields by casts | " + " | ".join(map(cast_cell, found)) + " |")
     lines += ["", "## What is lost, by kernel", ""]
     for column in found:
         if column.is_too_old:

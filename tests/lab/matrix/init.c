@@ -6,11 +6,12 @@
  *   /plan               a line a program: NAME HOOK ARGUMENTS MODULE,... HANDLER BEFORE (0 arguments: any; "-":
  *                       none; HANDLER: its slot of the dispatch array or -1; BEFORE: it serves if that one cannot)
  *   /settings           struct settings
- *   /btf/probes.bpf.o   the probes; /headers/probes.bpf.o and /headers/types.btf the same without BTF
+ *   /btf/probes.bpf.o   the probes; /casts/probes.bpf.o the same for kernels with bpf_rdonly_cast;
+ *                       /headers/probes.bpf.o and /headers/types.btf without BTF
  *   /dev/vda            ext4 with a file `model`
  *
- * Printed: `kernel RELEASE`, `types yes|no` (whether it carries BTF), `probe btf|headers NAME taken|refused RUNS
- * REASON`, `record btf|headers event|text KIND COUNT`, last `done`. */
+ * Printed: `kernel RELEASE`, `types yes|no` (whether it carries BTF), `probe btf|casts|headers NAME taken|refused RUNS
+ * REASON`, `record btf|casts|headers event|text KIND COUNT`, last `done`. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <bpf/bpf.h>
@@ -518,6 +519,15 @@ static void try_object(const char *loader, const char *path, const char *types)
 	bpf_object__close(object);
 }
 
+static bool has_casts(void)
+{
+	struct btf *kernel = btf__load_vmlinux_btf();
+	bool found = kernel && btf__find_by_name_kind(kernel, "bpf_rdonly_cast", BTF_KIND_FUNC) > 0;
+
+	btf__free(kernel);
+	return found;
+}
+
 int main(void)
 {
 	struct utsname name;
@@ -539,6 +549,8 @@ int main(void)
 	printf("types %s\n", access(TYPES, R_OK) ? "no" : "yes");
 	if (!access(TYPES, R_OK))
 		try_object("btf", "/btf/probes.bpf.o", 0);
+	if (has_casts())
+		try_object("casts", "/casts/probes.bpf.o", 0);
 	try_object("headers", "/headers/probes.bpf.o", "/headers/types.btf");
 	printf("done\n");
 	fflush(stdout);

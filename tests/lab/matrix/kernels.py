@@ -27,8 +27,8 @@ from ttftprof.kernel.table import HANDLERS, PROBES, VARIANTS, call_tables
 RESULTS = Path(__file__).parents[2] / "fixtures" / "kernels"
 MODULES = ("virtio_pci", "virtio_blk", "ext4", "sunrpc", "nfs", "cifs", "fuse", "netfs")
 BOOT_TIMEOUT_S = 280
-_RECORD = re.compile(r"record (btf|headers) (event|text) (\d+) (\d+)")
-_LINE = re.compile(r"probe (btf|headers) (\w+) (taken|refused) (\d+) (.*)")
+_RECORD = re.compile(r"record (btf|casts|headers) (event|text) (\d+) (\d+)")
+_LINE = re.compile(r"probe (btf|casts|headers) (\w+) (taken|refused) (\d+) (.*)")
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def pack(machine: str, modules: Path, folder: Path, headers: Path | None) -> Non
     """`initrd` and `disk` in `folder`."""
     tree = folder / "tree"
     shutil.rmtree(tree, ignore_errors=True)
-    for name in ("modules", "btf", "headers", "dev"):
+    for name in ("modules", "btf", "casts", "headers", "dev"):
         (tree / name).mkdir(parents=True)
     here = Path(__file__).parent
     build(machine, here / "init.c", tree / "init", "-lbpf", "-lelf", "-lz")
@@ -156,6 +156,7 @@ def pack(machine: str, modules: Path, folder: Path, headers: Path | None) -> Non
     (tree / "settings").write_bytes(settings[: -len(calls)] + calls)
     objects = OBJECT.parent.parent / machine
     shutil.copy(objects / OBJECT.name, tree / "btf")
+    shutil.copy(objects / "casts" / OBJECT.name, tree / "casts")
     if headers is not None:
         os.environ["BCC_KERNEL_SOURCE"] = str(headers)
         (tree / "headers" / "types.btf").write_bytes(compiled_types(release))
