@@ -300,7 +300,9 @@ int nvmlDeviceGetFieldValues(uintptr_t handle, int count, struct field *fields)
 	BEGIN(handle);
 	clock_gettime(CLOCK_REALTIME, &now);
 	for (struct field *f = fields; f < fields + count; f++) {
-		f->failed = !state[COUNTS] ? NOT_SUPPORTED : f->id == 197 || f->id == 198 ? SUCCESS : INVALID;
+		int told = f->id == 198 || (f->id == 197 && state[COUNTS] == 1); /* at 2 not what is sent */
+
+		f->failed = !state[COUNTS] ? NOT_SUPPORTED : told ? SUCCESS : INVALID;
 		f->type = 3; /* NVML_VALUE_TYPE_UNSIGNED_LONG_LONG */
 		f->timestamp = (now.tv_sec * 1000000ll + now.tv_nsec / 1000) / 20000 * 20000;
 		f->value = state[f->id == 198 ? RECEIVED : SENT];

@@ -424,8 +424,10 @@ def test_the_links_traffic_from_running_counts(state: State) -> None:
     assert not len(sampler.drain().rows)
 
 
-def test_the_links_traffic_where_it_is_not_counted(state: State) -> None:
-    state[fake_gpu.RX] = 123_000
+@pytest.mark.parametrize("counted", [0, 2])
+def test_the_links_traffic_where_it_is_not_counted(state: State, counted: int) -> None:
+    """Or in one direction only: each field of the driver's answer has a result of its own."""
+    state[fake_gpu.RX], state[fake_gpu.COUNTS] = 123_000, counted
     sampler = opened()
     (first,) = look(sampler).rows
     assert not int(first["valid"]) & Valid.RX
