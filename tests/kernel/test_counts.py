@@ -14,6 +14,7 @@ import pytest
 
 from kernel.support import Recording, recording
 from ttftprof.events import LOST, Kind, Records, Wait
+from ttftprof.recorder import ACTIVE_LOOKS
 from workloads.cache import make_model
 from workloads.counted import (
     ANONYMOUS_PAGES,
@@ -27,6 +28,7 @@ from workloads.counted import (
     Program,
     started,
 )
+from workloads.scripted import go, heard, scripted
 
 pytestmark = pytest.mark.kernel
 
@@ -300,3 +302,30 @@ def test_two_servers_at_once_stay_apart(tmp_path: Path) -> None:
 def kernel_workers(found: Records) -> set[int]:
     """Kernel threads that issue a file's block requests on the program's behalf."""
     return set(found[found["kind"] == Kind.BLOCK]["tgid"].tolist())
+
+
+READS_ON = """
+import os, sys, time
+fd = os.open(sys.argv[1], os.O_RDONLY)
+sys.stdin.readline()
+began = time.monotonic()
+while time.monotonic() < began + 2:
+    os.pread(fd, 65536, 0)
+print(f"done {time.monotonic() - began}", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_what_goes_on_moving_is_looked_at_less_often(model: Path) -> None:
+    """Five times each 20 ms, then each 50: edges bear stamps of their own."""
+    path = model.with_suffix(".ttft")
+    with (
+        scripted(READS_ON, model) as program,
+        recording(path, "--pid", str(program.pid)) as seen,
+    ):
+        go(program)
+        took_ms = 1000 * float(heard(program).removeprefix("done "))
+    with seen.reader() as reader:
+        rows = reader.stream("files")
+    looks = np.unique(rows["ns"][rows["ino"] == model.stat().st_ino])
+    assert 5 < len(looks) <= ACTIVE_LOOKS + took_ms / 50 + 8
