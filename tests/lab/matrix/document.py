@@ -26,7 +26,8 @@ emulated machine, loads the probes, works a little and counts; and from `probes/
 The oldest kernel is {MINIMUM}. One with BTF is met by libbpf; one without, or any by
 `record --loader bcc`, by what bcc compiles of its headers: the same probes in the second dialect
 of `probes/compat.bpf.h`, the same records. What is lost there is in the columns `bcc`; the one
-`without BTF` is Debian's source of 6.1, built without.
+`without BTF` is Debian's source of 6.1, built without, on which `record` and `report` were run, too
+(`tests/unit/test_without_btf.py`).
 
 `yes`: every hook is there and taken. `part`, `no`: see below what is lost. `–`: too old.
 `fields by casts`: the kernel takes the build that reads what lies at an address in place

@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2154
 # Sourced by scripts/kernel-matrix, of whose `suite_apt` it makes use: Debian's source of 6.1 built without BTF (ten
-# minutes on two calm cores, then kept).
+# minutes on two calm cores, then kept). Needs tests/lab/vm/boot.sh.
 
 # FOLDER: vmlinuz, lib/modules/RELEASE, and headers for bcc, to which `build` of the modules leads.
 build_without_btf() { # build_without_btf FOLDER
@@ -42,9 +42,29 @@ keep_built() { # keep_built FOLDER SOURCE
     rm -r "$source"
 }
 
-# Which probes it takes.
+# Which probes it takes, and what is recorded there.
 boot_without_btf() { # boot_without_btf FOLDER
     build_without_btf "$1"
     say "$(basename "$1"/lib/modules/*)"
     PYTHONPATH=tests .venv/bin/python -m lab.matrix.kernels x86_64 "$1/vmlinuz" "$1" "$matrix/vm" "$1/headers"
+    record_without_btf "$1" "$1-vm"
+}
+
+# The whole program on it, with this machine's root; tests/fixtures/without_btf keeps what was recorded, and a test
+# holds it against what was true.
+record_without_btf() { # record_without_btf FOLDER VM
+    local folder=$1 vm=$2
+    rm -rf "$vm"
+    mkdir -p "$vm"
+    ln -s "$folder/lib/modules" "$vm/modules"
+    PYTHONPATH=tests .venv/bin/python -c "import pathlib, sys
+from workloads.build import build_library
+build_library(pathlib.Path(sys.argv[1]))" "$vm/build"
+    .venv/bin/python -m compileall -q collector tests/lab tests/workloads # the guest cannot keep what it compiles
+    vm_initramfs "$vm"
+    say "recording on it (five minutes)"
+    vm_boot "$folder/vmlinuz" "$vm" tests/lab/matrix/without_btf_guest.sh ||
+        die "the VM did not finish; $vm/console.log and $vm/results/guest.log tell more"
+    PYTHONPATH=tests .venv/bin/python -m lab.matrix.without_btf "$vm/results"
+    .venv/bin/python -m pytest -q tests/unit/test_without_btf.py
 }
