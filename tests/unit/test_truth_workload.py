@@ -161,7 +161,9 @@ def _assert_cache_state(run: ScenarioRun) -> None:
     if run.scenario.cold or run.scenario.b.load_mode == "direct":
         assert 0.99 * size_bytes < read_bytes < 1.01 * size_bytes + MIB
     else:
-        assert read_bytes < MIB
+        assert read_bytes < max(
+            size_bytes / 8, 4 * MIB
+        )  # the kernel may have taken back what lay idle
 
 
 def _assert_reads_fell_where_expected(run: ScenarioRun) -> None:
