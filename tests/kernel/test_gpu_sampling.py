@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -193,24 +192,6 @@ def test_several_gpus_one_of_them_partitioned(gpu_libraries: Path, tmp_path: Pat
 # -- the schedule ---------------------------------------------------------------------------------
 
 
-@contextmanager
-def moving(state: State) -> Iterator[None]:
-    """Memory of the GPU rises again and again, as in a load."""
-    ends = threading.Event()
-
-    def moves() -> None:
-        while not ends.wait(0.2):
-            state[fake_gpu.USED] += 20 * MIB
-
-    thread = threading.Thread(target=moves)
-    thread.start()
-    try:
-        yield
-    finally:
-        ends.set()
-        thread.join()
-
-
 @dataclass(frozen=True)
 class UnderLoad:
     """Samples of one GPU while twice as many processes computed as there are cores: while its
@@ -237,7 +218,7 @@ def under_load(gpu_libraries: Path, tmp_path_factory: pytest.TempPathFactory) ->
         fake_gpu.await_calls(state, LOOKS)
         looks = thread_that_looks(recorded.process.pid)
         with busy_machine():
-            with moving(state):
+            with fake_gpu.moving(state):
                 began_ns = time.monotonic_ns()
                 time.sleep(3)
                 rests_ns = time.monotonic_ns()

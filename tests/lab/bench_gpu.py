@@ -13,7 +13,6 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -36,7 +35,6 @@ from workloads.busy import busy_machine
 
 DEVICES = (1, 8)
 ROUNDS, SECONDS = 3, 3
-_MOVES_EVERY_S, _MOVES_BYTES = 0.2, 64 << 20
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ def _measured(
     moves: bool,
 ) -> Sampled:
     state[fake_gpu.COUNT], state[fake_gpu.COUNTS] = devices, counted
-    with _moving(state, devices) if moves else nullcontext():
+    with fake_gpu.moving(state, devices) if moves else nullcontext():
         rounds = [_round(pid, folder, floor, taken, moves) for _ in range(ROUNDS)]
     shares = sorted(one.share for one in rounds)
     off = [ns for one in rounds for ns in one.off_ns]
@@ -119,25 +117,6 @@ def _measured(
         round(float(np.median([ns for one in rounds for ns in one.all_every_ns]))),
         Floor(*map(statistics.median, zip(*(astuple(one.floor) for one in rounds), strict=True))),
     )  # fmt: skip
-
-
-@contextmanager
-def _moving(state: State, devices: int) -> Iterator[None]:
-    """Memory of each device rises again and again, as in a load."""
-    ends = threading.Event()
-
-    def moves() -> None:
-        while not ends.wait(_MOVES_EVERY_S):
-            for device in range(devices):
-                state[fake_gpu.USED + device] = (state[fake_gpu.USED + device] + _MOVES_BYTES) % GIB
-
-    thread = threading.Thread(target=moves)
-    thread.start()
-    try:
-        yield
-    finally:
-        ends.set()
-        thread.join()
 
 
 def _round(pid: int, folder: Path, floor: Callable[[], Floor], taken: bool, moves: bool) -> _Round:

@@ -18,6 +18,7 @@ from unittest.mock import patch
 HERE = Path(__file__).parent
 WORDS = 80
 GIB = 1 << 30
+_MOVES_EVERY_S, _MOVES_BYTES = 0.2, 64 << 20
 
 # As in fake_nvml.c; per device where an index is added.
 USED, BUSY, LOST, PID, TOTAL = 0, 8, 16, 24, 32
@@ -63,6 +64,25 @@ def await_that(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < until, "waited for in vain"
         time.sleep(0.002)
+
+
+@contextmanager
+def moving(state: State, devices: int = 1) -> Iterator[None]:
+    """Memory of each device rises again and again, as in a load."""
+    ends = threading.Event()
+
+    def moves() -> None:
+        while not ends.wait(_MOVES_EVERY_S):
+            for used in range(USED, USED + devices):
+                state[used] = (state[used] + _MOVES_BYTES) % GIB
+
+    thread = threading.Thread(target=moves)
+    thread.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        thread.join()
 
 
 def await_calls(state: State, more: int) -> None:
