@@ -3,7 +3,7 @@
     python -m lab.golden RECORDING OUT.ttft.xz
 
 Left out: files that are no weights (a Python server maps fifty libraries), the recorder's own
-costs, the host's name, folders of paths in command lines.
+costs and settings but the loader, the host's name, folders of paths.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import lzma
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -26,11 +26,11 @@ _LEFT_OUT = {"own", "probe_costs", "arm_cpu_ns", "driver_calls", "settings", "co
 _FILES_ONLY = (Kind.OPEN, Kind.MMAP, Kind.MUNMAP, Kind.READ, Kind.HELD, Kind.TOUCH, Kind.BLOCK)
 
 
-def keep(source: Path, out: Path) -> None:
+def keep(source: Path, out: Path, is_weights: Callable[[str], bool] = looks_like_weights) -> None:
     with tempfile.TemporaryDirectory() as folder:
         small = Path(folder) / "small.ttft"
         with Reader(source) as reader:
-            _copy(reader, Writer(small))
+            _copy(reader, Writer(small), is_weights)
         out.write_bytes(lzma.compress(small.read_bytes(), preset=9 | lzma.PRESET_EXTREME))
 
 
@@ -43,11 +43,12 @@ def kept(path: Path) -> Iterator[Path]:
         yield whole
 
 
-def _copy(reader: Reader, writer: Writer) -> None:
+def _copy(reader: Reader, writer: Writer, is_weights: Callable[[str], bool]) -> None:
+    writer.set_meta("settings", {"loader": reader.meta["settings"].get("loader")})
     for key, value in reader.meta.items():
         if key not in _LEFT_OUT:
             writer.set_meta(key, value | {"node": "host"} if key == "host" else value)
-    files = [fact for _, fact in reader.facts("file") if looks_like_weights(fact["path"] or "")]
+    files = [fact for _, fact in reader.facts("file") if is_weights(fact["path"] or "")]
     inodes = [fact["ino"] for fact in files]
     for stream in STREAMS:
         records = reader.stream(stream)
@@ -56,12 +57,12 @@ def _copy(reader: Reader, writer: Writer) -> None:
     for kind in reader.fact_kinds():
         for ns, fact in reader.facts(kind):
             if kind != "file" or fact["ino"] in inodes:
-                writer.add_fact(kind, ns, _without_folders(fact))
+                writer.add_fact(kind, ns, without_folders(fact))
     for row in reader.sources():
         writer.set_source(row)
     for place, count in reader.lost().items():
         writer.set_lost(place, count)
-    writer.close(complete=True)
+    writer.close(complete=reader.complete)
 
 
 def _of_files(records: Records, stream: str, inodes: list[int]) -> Records:
@@ -72,15 +73,16 @@ def _of_files(records: Records, stream: str, inodes: list[int]) -> Records:
     return records
 
 
-def _without_folders(value: Any) -> Any:
+def without_folders(value: Any) -> Any:
+    """Of each path its name alone, in whatever a document holds; endpoints of HTTP stay."""
     if isinstance(value, dict):
-        return {key: _without_folders(item) for key, item in value.items()}
+        return {key: without_folders(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_without_folders(item) for item in value]
+        return [without_folders(item) for item in value]
     if isinstance(value, str) and value.startswith("/") and not value.startswith("/v1"):
         return f"/{PurePosixPath(value).name}"
     return value
 
 
 if __name__ == "__main__":
-    keep(*map(Path, sys.argv[1:]))
+    keep(Path(sys.argv[1]), Path(sys.argv[2]))

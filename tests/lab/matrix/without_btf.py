@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import lzma
-import shutil
 import sys
 from pathlib import Path
+from typing import Any
+
+from lab.golden import keep, without_folders
 
 KEPT = Path(__file__).parents[2] / "fixtures" / "without_btf"
 NAMES = ("counts", "switch")
@@ -18,15 +20,21 @@ NAMES = ("counts", "switch")
 def main(results: Path) -> None:
     KEPT.mkdir(exist_ok=True)
     for name in ("kernel", "doctor", *NAMES):
-        shutil.copy(results / f"{name}.json", KEPT)
+        (KEPT / f"{name}.json").write_text(
+            json.dumps(_document(results / f"{name}.json"), indent=1)
+        )
     for name in NAMES:
-        report = json.loads((results / f"{name}.report.json").read_text())
-        packed(KEPT / f"{name}.report.json.xz", json.dumps(report).encode())
-        packed(KEPT / f"{name}.ttft.xz", (results / f"{name}.ttft").read_bytes())
+        report = json.dumps(_document(results / f"{name}.report.json"))
+        (KEPT / f"{name}.report.json.xz").write_bytes(lzma.compress(report.encode()))
+        keep(results / f"{name}.ttft", KEPT / f"{name}.ttft.xz", _is_weights)
 
 
-def packed(path: Path, content: bytes) -> None:
-    path.write_bytes(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME))
+def _is_weights(path: str) -> bool:
+    return path.endswith((".gguf", ".weights"))
+
+
+def _document(path: Path) -> Any:
+    return without_folders(json.loads(path.read_text()))
 
 
 if __name__ == "__main__":
