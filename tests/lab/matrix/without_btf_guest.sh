@@ -5,6 +5,8 @@
 repo=$1 out=$2 vm=$3
 exec </dev/null >"$out/guest.log" 2>&1
 PS4='+ $EPOCHREALTIME '
+# shellcheck source=tests/lab/vm/leave.sh
+. "$repo/tests/lab/vm/leave.sh"
 set -x
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/run
 echo vm >/proc/sys/kernel/hostname
@@ -15,18 +17,12 @@ mount -t tracefs t /sys/kernel/tracing
 mount -t tmpfs t /lib/modules
 ln -s "$vm"/modules/* /lib/modules/
 ls /sys/kernel/btf /lib/modules/*/build/
-mkdir -p /run/work /run/results
+mkdir -p /run/disk /run/results
 truncate -s 200M /run/disk.img
 mkfs.ext4 -q -O ^has_journal /run/disk.img
-mount -o loop /run/disk.img /run/work
-cp -r "$vm/build" /run/work/
+mount -o loop /run/disk.img /run/disk
+cp -r "$vm/build" /run/disk/
 cd "$repo" || exit 1
-PYTHONPATH=$repo/collector:$repo/tests .venv/bin/python tests/lab/matrix/without_btf_guest.py /run/work /run/results &&
-    touch "$out/done"
-dmesg >/run/results/dmesg
-cp -r /run/results/. "$out/"
-uptime
-sync
-echo o >/proc/sysrq-trigger
-sleep 10
-echo b >/proc/sysrq-trigger
+PYTHONPATH=$repo/collector:$repo/tests .venv/bin/python tests/lab/matrix/without_btf_guest.py /run/disk /run/results &&
+    end="done"
+leave "${end:-failed}"

@@ -5,6 +5,8 @@
 repo=$1 out=$2 vm=$3
 exec </dev/null >"$out/guest.log" 2>&1
 PS4='+ $EPOCHREALTIME '
+# shellcheck source=tests/lab/vm/leave.sh
+. "$repo/tests/lab/vm/leave.sh"
 set -x
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 echo vm >/proc/sys/kernel/hostname
@@ -26,11 +28,5 @@ apparmor_parser --skip-cache --replace "$repo/tests/lab/vm/adverse.apparmor"
 cat /sys/kernel/security/apparmor/profiles
 cd "$repo" || exit 1
 PYTHONPATH=$repo/collector:$repo/tests .venv/bin/python tests/lab/vm/adverse.py "$vm" /run/results &&
-    touch "$out/done"
-dmesg >/run/results/dmesg
-cp -r /run/results/. "$out/"
-uptime
-sync
-echo o >/proc/sysrq-trigger
-sleep 10
-echo b >/proc/sysrq-trigger
+    end="done"
+leave "${end:-failed}"

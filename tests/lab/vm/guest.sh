@@ -5,6 +5,8 @@
 repo=$1 out=$2 vm=$3
 exec </dev/null >"$out/guest.log" 2>&1
 PS4='+ $EPOCHREALTIME '
+# shellcheck source=tests/lab/vm/leave.sh
+. "$repo/tests/lab/vm/leave.sh"
 set -x
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin DM_DISABLE_UDEV=1
 echo vm >/proc/sys/kernel/hostname
@@ -19,16 +21,9 @@ cd "$repo" || exit 1
 PYTHONPATH=$repo/collector .venv/bin/python tests/lab/vm/guest.py "$vm/reader" /run/results &
 guest=$!
 
-end() { # end WORDS: what there is goes to the host, and the VM is off
+end() { # end WORDS: they are in the log, and the VM is left
     echo "$@"
-    dmesg >/run/results/dmesg
-    cp -r /run/results/. "$out/"
-    uptime
-    [ "$1" != done ] || touch "$out/done"
-    sync
-    echo o >/proc/sysrq-trigger
-    sleep 10
-    echo b >/proc/sysrq-trigger
+    leave "$1"
 }
 await() { # await SECONDS COMMAND…: until it succeeds
     local left=$(($1 * 5))
